@@ -1,0 +1,216 @@
+"""Kafka plumbing every role shares: producer, dead letters, and a consumer loop with watermarks."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, ConsumerRecord
+from aiokafka import TopicPartition as Partition
+from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
+from aiokafka.protocol.transaction import InitProducerIdRequest
+
+from contracts.errors import RecordError
+from contracts.records import DeadLetterRecord
+from contracts.watermark import Watermark
+
+from .settings import KafkaSettings
+
+log = logging.getLogger(__name__)
+
+#: Kafka record headers, as aiokafka wants them.
+Headers = list[tuple[str, bytes]]
+
+
+class PublishError(Exception):
+    """A record could not be handed to Kafka within its deadline: nothing was promised to anyone."""
+
+
+async def _broker_is_idempotent(settings: KafkaSettings) -> bool:
+    """Ask a broker for a producer id: Apache Kafka gives one, the embedded broker does not."""
+    client = AIOKafkaClient(bootstrap_servers=settings.bootstrap)
+    try:
+        await client.bootstrap()
+        node = client.get_random_node()
+        request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=10_000)
+        response = await asyncio.wait_for(client.send(node, request), 5.0)
+        return bool(response.error_code == 0)
+    except (KafkaError, TimeoutError, NotImplementedError):
+        return False
+    finally:
+        await client.close()
+
+
+class Publisher:
+    """A Kafka producer that returns only when a record is acknowledged by all in-sync replicas."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._settings = settings
+        self._producer: AIOKafkaProducer | None = None
+
+    async def start(self) -> None:
+        """Connect; raises :class:`aiokafka.errors.KafkaError` while no broker answers."""
+        idempotent = self._settings.idempotent
+        if idempotent is None:
+            idempotent = await _broker_is_idempotent(self._settings)
+        producer = AIOKafkaProducer(
+            bootstrap_servers=self._settings.bootstrap,
+            acks="all",
+            enable_idempotence=idempotent,
+            request_timeout_ms=self._settings.request_timeout_ms,
+            max_request_size=8 * 1024 * 1024,
+            linger_ms=0,
+        )
+        try:
+            await producer.start()
+        except BaseException:
+            await producer.stop()
+            raise
+        self._producer = producer
+
+    async def stop(self) -> None:
+        """Flush and disconnect."""
+        if self._producer is not None:
+            await self._producer.stop()
+            self._producer = None
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes,
+        *,
+        key: str | None = None,
+        partition: int | None = None,
+        headers: Headers | None = None,
+    ) -> None:
+        """Publish one record and wait for its acknowledgement.
+
+        Raises:
+            PublishError: not acknowledged within the deadline. It may still have been stored; records
+                are idempotent by their request id.
+        """
+        if self._producer is None:
+            raise PublishError("the Kafka producer is not connected")
+        try:
+            await asyncio.wait_for(
+                self._producer.send_and_wait(
+                    topic,
+                    value,
+                    key=key.encode() if key is not None else None,
+                    partition=partition,
+                    headers=headers or [],
+                ),
+                self._settings.request_timeout_ms / 1000,
+            )
+        except (KafkaError, TimeoutError, AssertionError) as error:
+            raise PublishError(f"{topic}: {type(error).__name__}") from error
+
+    async def dead_letter(
+        self, deadletter_topic: str, stage: str, record: ConsumerRecord, error: RecordError
+    ) -> None:
+        """Publish a record that cannot be handled, with where it came from and why."""
+        letter = DeadLetterRecord(
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
+            stage=stage,
+            reason=error.reason,
+            detail=error.detail,
+            request_id=error.request_id,
+            failed_ms=int(time.time() * 1000),
+            payload_base64=base64.b64encode(record.value or b"").decode(),
+        )
+        await self.send(deadletter_topic, letter.encode(), key=error.request_id)
+        log.warning(
+            "record dead-lettered",
+            extra={
+                "topic": record.topic,
+                "partition": record.partition,
+                "offset": record.offset,
+                "reason": error.reason,
+                "request_id": error.request_id,
+            },
+        )
+
+
+@dataclass
+class Tracked(ConsumerRebalanceListener):  # type: ignore[misc]
+    """A consumer whose positions are committed by contiguous watermark, never automatically.
+
+    Taken records are marked :meth:`done` in any order, from any task. On a rebalance the marks of lost
+    partitions are dropped; a late ``done`` for one of them is ignored.
+    """
+
+    consumer: AIOKafkaConsumer
+    commit_interval_seconds: float = 1.0
+    marks: dict[Partition, Watermark] = field(default_factory=dict)
+    _last_commit: float = 0.0
+
+    def take(self, record: ConsumerRecord) -> None:
+        """Note that a record was handed out."""
+        self.marks.setdefault(Partition(record.topic, record.partition), Watermark()).take(record.offset)
+
+    def done(self, topic: str, partition: int, offset: int) -> None:
+        """Note that a record has reached its effect."""
+        mark = self.marks.get(Partition(topic, partition))
+        if mark is not None:
+            mark.done(offset)
+
+    async def commit(self, *, now: float | None = None) -> None:
+        """Commit what is due; with ``now`` (monotonic seconds) at most once per interval.
+
+        A failed commit is logged and tried again at the next call: the worst it causes is a repeat,
+        which the stream ids make harmless.
+        """
+        if now is not None:
+            if now - self._last_commit < self.commit_interval_seconds:
+                return
+            self._last_commit = now
+        due = {p: pos for p, m in self.marks.items() if (pos := m.commit_due()) is not None}
+        if not due:
+            return
+        try:
+            await self.consumer.commit(due)
+        except (CommitFailedError, IllegalStateError, KafkaError) as error:
+            log.warning("commit failed", extra={"error": type(error).__name__})
+            return
+        for partition, position in due.items():
+            if partition in self.marks:
+                self.marks[partition].committed(position)
+
+    def on_partitions_revoked(self, revoked: Iterable[Partition]) -> None:
+        """Aiokafka calls this before a rebalance; positions reached so far stay for the commit."""
+
+    def on_partitions_assigned(self, assigned: Iterable[Partition]) -> None:
+        """Aiokafka calls this after a rebalance with all partitions this consumer now has."""
+        kept = set(assigned)
+        for partition in [p for p in self.marks if p not in kept]:
+            del self.marks[partition]
+
+
+def make_consumer(
+    settings: KafkaSettings,
+    *,
+    group: str | None,
+    client_id: str,
+    fetch_max_wait_ms: int | None = None,
+) -> AIOKafkaConsumer:
+    """A consumer with manual commits that starts at the beginning where nothing is committed."""
+    return AIOKafkaConsumer(
+        bootstrap_servers=settings.bootstrap,
+        group_id=group,
+        client_id=client_id,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        fetch_max_wait_ms=fetch_max_wait_ms or settings.fetch_max_wait_ms,
+        session_timeout_ms=settings.session_timeout_ms,
+        heartbeat_interval_ms=max(300, settings.session_timeout_ms // 5),
+        request_timeout_ms=max(settings.request_timeout_ms, settings.session_timeout_ms + 1_000),
+        max_partition_fetch_bytes=8 * 1024 * 1024,
+        max_poll_records=500,
+    )

@@ -1,0 +1,193 @@
+"""What every role's process does around its work: settings, logs, traces, ops port, signals, drain."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from .logs import configure_logging
+from .settings import Settings, SettingsError, load
+from .telemetry import configure_tracing
+
+log = logging.getLogger(__name__)
+
+EXIT_CONFIGURATION = 78  # EX_CONFIG: restarting does not help
+
+
+class Role(Protocol):
+    """A role of the pipeline, as its process drives it."""
+
+    async def start(self) -> None:
+        """Connect and begin. May raise anything: the process retries with back-off until it is stopped."""
+
+    async def not_ready(self) -> str | None:
+        """Why the role cannot do its work right now, or None. Must answer within a second."""
+
+    async def drain(self) -> None:
+        """Take nothing new and let what runs finish; bounded by the role's own grace time."""
+
+    async def stop(self) -> None:
+        """Let go of everything. Called once, also after a failed :meth:`start`."""
+
+    async def run(self) -> None:
+        """Return or raise only when the role cannot go on; the supervisor then restarts the process."""
+
+
+class _Ops:
+    """The role's own small HTTP port: ``/healthz``, ``/readyz``, ``/metrics``."""
+
+    def __init__(self, name: str, index: int) -> None:
+        self.name = name
+        self.index = index
+        self.role: Role | None = None
+        self.draining = False
+        self._runner: web.AppRunner | None = None
+
+    async def _state(self) -> str | None:
+        if self.draining:
+            return "draining"
+        if self.role is None:
+            return "starting"
+        try:
+            return await asyncio.wait_for(self.role.not_ready(), 1.0)
+        except TimeoutError:
+            return "no answer within a second"
+        except Exception as error:
+            return type(error).__name__
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        reason = await self._state()
+        facts = {"name": self.name, "index": self.index, "ready": reason is None, "reason": reason}
+        return web.json_response(facts, status=200 if reason is None else 503)
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return web.json_response({"name": self.name, "pid": os.getpid()})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def start(self, host: str, port: int) -> None:
+        app = web.Application()
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/metrics", self._metrics)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, host, port).start()
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+
+def role_arguments(description: str) -> argparse.ArgumentParser:
+    """The options every role's command has."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--config", type=Path, help="configuration file (TOML or JSON)")
+    parser.add_argument("--index", type=int, default=0, help="which instance of the role this is")
+    parser.add_argument("--ops-host", default="127.0.0.1", help="address of /readyz and /metrics")
+    parser.add_argument("--ops-port", type=int, default=0, help="port of /readyz and /metrics (0: any)")
+    return parser
+
+
+def main(name: str, options: argparse.Namespace, make: Callable[[Settings], Role]) -> int:
+    """Run a role until SIGTERM or SIGINT; returns the exit code (0 after a clean drain)."""
+    try:
+        settings = load(options.config)
+    except SettingsError as error:
+        print(f"headrace {name}: {error}", file=sys.stderr)
+        return EXIT_CONFIGURATION
+    configure_logging(name, settings.log_level)
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(_run(name, options, settings, make))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(name, options, settings, make))
+
+
+async def _run(
+    name: str, options: argparse.Namespace, settings: Settings, make: Callable[[Settings], Role]
+) -> int:
+    provider = configure_tracing(name)
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for sig in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(sig, stopping.set)
+    ops = _Ops(name, options.index)
+    await ops.start(options.ops_host, options.ops_port)
+    code = 0
+    role: Role | None = None
+    try:
+        role = await _start_with_retries(name, settings, make, stopping)
+        if role is not None:
+            ops.role = role
+            log.info("ready", extra={"index": options.index, "pid": os.getpid()})
+            code = await _work(role, stopping)
+            ops.draining = True
+            if code == 0:
+                log.info("draining")
+                await role.drain()
+    finally:
+        ops.draining = True
+        if role is not None:
+            await role.stop()
+        await ops.stop()
+        if provider is not None:
+            provider.shutdown()
+    log.info("stopped", extra={"code": code})
+    return code
+
+
+async def _start_with_retries(
+    name: str, settings: Settings, make: Callable[[Settings], Role], stopping: asyncio.Event
+) -> Role | None:
+    """A started role, or None if asked to stop first. Its services may come up later than we do."""
+    wait = 0.2
+    while not stopping.is_set():
+        role = make(settings)
+        starting = asyncio.ensure_future(role.start())
+        stopped = asyncio.ensure_future(stopping.wait())
+        await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not starting.done():
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            await role.stop()
+            return None
+        failure = starting.exception()
+        if failure is None:
+            return role
+        await role.stop()
+        if isinstance(failure, SettingsError):
+            raise failure
+        log.warning("start failed, trying again", extra={"error": repr(failure)[:300]})
+        try:
+            await asyncio.wait_for(stopping.wait(), wait)
+        except TimeoutError:
+            wait = min(wait * 2, 3.0)
+    return None
+
+
+async def _work(role: Role, stopping: asyncio.Event) -> int:
+    working = asyncio.ensure_future(role.run())
+    stopped = asyncio.ensure_future(stopping.wait())
+    await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if stopping.is_set():
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        return 0
+    failure = working.exception()
+    log.error("the role ended by itself", exc_info=failure)
+    return 1

@@ -1,0 +1,412 @@
+"""Typed settings: one file for the whole deployment, read once when a process starts.
+
+The file is TOML (or JSON, which ``headrace up`` writes for the roles it starts). Every unknown key is an
+error that names it. Without a file, :func:`development` gives a loopback-only configuration.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from contracts.tiers import QueueClass
+from contracts.topics import POOL_NAME, Topics
+
+#: Keys of the development configuration; it binds to loopback only.
+DEV_PAID_KEY = "sk-headrace-dev"
+DEV_FREE_KEY = "sk-headrace-free"
+
+#: Model path that selects the simulated engine's built-in tokenizer instead of a model folder.
+BUILTIN_SIM = "builtin:sim"
+
+
+class SettingsError(Exception):
+    """The configuration cannot be used; the message names the key and is meant for people."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class KafkaSettings(_Section):
+    """Connection and topics.
+
+    Attributes:
+        bootstrap: ``host:port`` of a broker.
+        fetch_max_wait_ms: how long a broker holds an empty fetch. Apache Kafka answers at once when a
+            record arrives, so long is right there; the embedded broker does not, so ``headrace up``
+            sets it low.
+        request_timeout_ms: deadline of one request to a broker.
+        idempotent: idempotent producer; None asks the broker whether it can.
+    """
+
+    bootstrap: str = "127.0.0.1:9092"
+    topic_prefix: str = Field(default="headrace", pattern=r"^[a-z0-9][a-z0-9._-]{0,40}$")
+    partitions: int = Field(default=8, ge=1, le=1024)
+    worker_slots: int = Field(default=64, ge=1, le=4096)
+    replication_factor: int = Field(default=1, ge=1)
+    fetch_max_wait_ms: int = Field(default=500, ge=1)
+    request_timeout_ms: int = Field(default=10_000, ge=100)
+    session_timeout_ms: int = Field(default=10_000, ge=1_000)
+    idempotent: bool | None = None
+
+    @property
+    def topics(self) -> Topics:
+        """Topic names of this deployment."""
+        return Topics(self.topic_prefix, self.partitions, self.worker_slots)
+
+
+class RedisSettings(_Section):
+    """Where token streams live.
+
+    Attributes:
+        timeout_seconds: deadline of one command.
+        max_connections: bound of the connection pool of one process.
+    """
+
+    url: str = "redis://127.0.0.1:6379/0"
+    timeout_seconds: float = Field(default=5.0, gt=0)
+    max_connections: int = Field(default=64, ge=4)
+
+
+class StreamSettings(_Section):
+    """Lifetimes of token streams.
+
+    Attributes:
+        lease_ms: a worker that has not renewed a request's lease for so long counts as dead.
+        open_ttl_seconds: lifetime of a stream nobody renews or seals; sliding.
+        retention_seconds: how long a sealed stream can still be resumed.
+        memory_seconds: how long an expired stream is still known (410) rather than unknown (404).
+    """
+
+    lease_ms: int = Field(default=1_500, ge=200)
+    open_ttl_seconds: int = Field(default=3_600, ge=10)
+    retention_seconds: int = Field(default=3_600, ge=1)
+    memory_seconds: int = Field(default=86_400, ge=1)
+
+
+class HttpSettings(_Section):
+    """The gateway.
+
+    Attributes:
+        max_body_bytes: one limit for HTTP bodies and websocket frames.
+        keepalive_seconds: an SSE comment after so long without an event.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    public_ws_url: str | None = None
+    max_body_bytes: int = Field(default=1024 * 1024, ge=1024)
+    keepalive_seconds: float = Field(default=10.0, gt=0)
+
+
+class EdgeSettings(_Section):
+    """The websocket edge.
+
+    Attributes:
+        max_streams_per_socket: streams one socket may read at once.
+        max_sockets: sockets per edge process.
+        auth_timeout_seconds: time to authenticate after connecting.
+        frames_per_second: client frames a socket may send, on average.
+        buffer_entries: entries the hub holds per reader before that reader catches up from Redis.
+        send_timeout_seconds: a socket that takes nothing for so long is closed.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8001, ge=0, le=65535)
+    allowed_origins: list[str] | None = None
+    max_streams_per_socket: int = Field(default=64, ge=1)
+    max_sockets: int = Field(default=10_000, ge=1)
+    auth_timeout_seconds: float = Field(default=10.0, gt=0)
+    frames_per_second: float = Field(default=50.0, gt=0)
+    buffer_entries: int = Field(default=512, ge=8)
+    send_timeout_seconds: float = Field(default=30.0, gt=0)
+
+
+class ModerationSettings(_Section):
+    """The moderation stage.
+
+    Attributes:
+        threshold: classifier score in (0, 1] from which a message is refused; 1 refuses none by score.
+        blocked_patterns: regular expressions (case-insensitive) that refuse a message.
+        deadline_seconds: a check that takes longer counts as failed.
+        when_unavailable: what a failed check means: refuse (``closed``) or let through (``open``).
+    """
+
+    threshold: float = Field(default=0.9, gt=0, le=1)
+    blocked_patterns: list[str] = Field(default_factory=list)
+    deadline_seconds: float = Field(default=2.0, gt=0)
+    when_unavailable: Literal["closed", "open"] = "closed"
+
+
+class SchedulerSettings(_Section):
+    """The scheduler.
+
+    Attributes:
+        window_per_class: requests held in memory per class; the rest waits in Kafka.
+        ageing_seconds: waiting so long lifts a request by one class.
+        max_attempts: dispatches after which a request is given up as failed.
+        worker_timeout_ms: a worker without a heartbeat for so long takes no more work.
+        queue_limit: waiting requests per class from which new ones are refused (``queue_full``).
+    """
+
+    window_per_class: int = Field(default=1_000, ge=1)
+    ageing_seconds: float = Field(default=10.0, gt=0)
+    max_attempts: int = Field(default=3, ge=1)
+    worker_timeout_ms: int = Field(default=2_000, ge=200)
+    queue_limit: int = Field(default=5_000, ge=1)
+
+
+class SimSettings(_Section):
+    """The simulated engine.
+
+    Attributes:
+        ttft_ms: prefill time of a request.
+        tpot_ms: time of one step.
+        slowdown_per_request: fraction by which each running request beyond the first lengthens a step.
+        script: JSON file with scripted replies and faults (see docs/SIM_ENGINE.md), or None.
+    """
+
+    ttft_ms: float = Field(default=20.0, ge=0)
+    tpot_ms: float = Field(default=10.0, ge=0)
+    slowdown_per_request: float = Field(default=0.0, ge=0)
+    script: str | None = None
+
+
+class VllmSettings(_Section):
+    """vLLM.
+
+    Attributes:
+        dtype: ``float32`` makes a continued greedy reply identical to an uninterrupted one.
+        kv_cache_gib: KV cache space on the CPU; ignored on GPUs.
+        enforce_eager: skip compilation (quick start, slower tokens).
+        max_batched_tokens: tokens per engine step (chunked prefill), None = vLLM's own default.
+        gpu_memory_utilization: share of a GPU vLLM may take.
+    """
+
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "bfloat16"
+    kv_cache_gib: int = Field(default=1, ge=1)
+    enforce_eager: bool = True
+    max_batched_tokens: int | None = Field(default=None, ge=64)
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+
+
+class WorkerSettings(_Section):
+    """Workers.
+
+    Attributes:
+        engine: which engine the workers run.
+        max_seqs: replies a worker generates at once (choices count singly).
+        heartbeat_ms: interval of capacity reports.
+        hang_seconds: a reply without a token for so long loses its lease (after the first token).
+        prefill_seconds: the same for the first token.
+        drain_seconds: time running replies get to finish after SIGTERM.
+    """
+
+    engine: Literal["vllm", "sim"] = "vllm"
+    max_seqs: int = Field(default=64, ge=1)
+    heartbeat_ms: int = Field(default=500, ge=50)
+    hang_seconds: float = Field(default=30.0, gt=0)
+    prefill_seconds: float = Field(default=120.0, gt=0)
+    drain_seconds: float = Field(default=20.0, ge=0)
+    sim: SimSettings = SimSettings()
+    vllm: VllmSettings = VllmSettings()
+
+
+class ModelSettings(_Section):
+    """One served model.
+
+    Attributes:
+        path: Hugging Face folder, or ``builtin:sim``.
+        pool: worker group that serves it.
+        aliases: other names a client may use.
+        context_length: prompt and reply together, tokens.
+        default_max_tokens: reply length where the client sets none.
+        tiers: tiers that may use it; None = all.
+        revision: shown to clients and part of KV-cache keys.
+    """
+
+    path: str
+    pool: str = "default"
+    aliases: list[str] = Field(default_factory=list)
+    context_length: int = Field(default=2_048, ge=16)
+    default_max_tokens: int = Field(default=512, ge=1)
+    tiers: list[str] | None = None
+    revision: str = "1"
+
+    @field_validator("pool")
+    @classmethod
+    def _pool_name(cls, value: str) -> str:
+        if not POOL_NAME.fullmatch(value):
+            raise ValueError("a pool name is 1 to 48 of a-z 0-9 _ -, not starting with _ or -")
+        return value
+
+
+class TierSettings(_Section):
+    """One tier of users.
+
+    Attributes:
+        queue_class: the line its requests wait in.
+        max_wait_seconds: a request that has not started after so long is ended as expired.
+    """
+
+    queue_class: QueueClass
+    max_wait_seconds: float = Field(default=120.0, gt=0)
+
+
+class KeySettings(_Section):
+    """One API key.
+
+    Attributes:
+        id: public name of the key, for logs and usage.
+        sha256: hex digest of the key; the key itself is stored nowhere.
+    """
+
+    id: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    tenant: str = Field(pattern=r"^[A-Za-z0-9_.@:-]{1,64}$")
+    tier: str
+
+
+class HistorySettings(_Section):
+    """Conversations.
+
+    Attributes:
+        retention_seconds: a conversation nobody adds to is forgotten after so long.
+        max_turns: turns of one conversation that are kept and used as context.
+    """
+
+    retention_seconds: int = Field(default=30 * 86_400, ge=60)
+    max_turns: int = Field(default=200, ge=1)
+
+
+class Settings(_Section):
+    """Everything; see each section."""
+
+    kafka: KafkaSettings = KafkaSettings()
+    redis: RedisSettings = RedisSettings()
+    streams: StreamSettings = StreamSettings()
+    http: HttpSettings = HttpSettings()
+    edge: EdgeSettings = EdgeSettings()
+    moderation: ModerationSettings = ModerationSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    worker: WorkerSettings = WorkerSettings()
+    history: HistorySettings = HistorySettings()
+    models: dict[str, ModelSettings]
+    tiers: dict[str, TierSettings]
+    keys: list[KeySettings] = Field(default_factory=list)
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    drain_seconds: float = Field(default=10.0, ge=0)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Settings:
+        names: dict[str, str] = {}
+        for name, model in self.models.items():
+            for known in (name, *model.aliases):
+                if not known or len(known) > 128:
+                    raise ValueError(f"models.{name}: a name has 1 to 128 characters")
+                if names.setdefault(known, name) != name:
+                    raise ValueError(f"models.{name}: the name {known} is taken by {names[known]}")
+            for tier in model.tiers or ():
+                if tier not in self.tiers:
+                    raise ValueError(f"models.{name}.tiers: there is no tier {tier}")
+        digests = set()
+        for key in self.keys:
+            if key.tier not in self.tiers:
+                raise ValueError(f"keys.{key.id}.tier: there is no tier {key.tier}")
+            if key.sha256 in digests:
+                raise ValueError(f"keys.{key.id}.sha256: this key is listed twice")
+            digests.add(key.sha256)
+        return self
+
+    @property
+    def pools(self) -> list[str]:
+        """Names of the worker pools."""
+        return sorted({m.pool for m in self.models.values()})
+
+    def resolve_model(self, name: str) -> tuple[str, ModelSettings] | None:
+        """Canonical name and settings of the model a client calls ``name``; None if there is none."""
+        if name in self.models:
+            return name, self.models[name]
+        return next(((n, m) for n, m in self.models.items() if name in m.aliases), None)
+
+
+def hash_key(api_key: str) -> str:
+    """Digest under which an API key is stored.
+
+    Keys are 256 random bits (``headrace keys create``), so a plain SHA-256 cannot be searched.
+    """
+    return hashlib.sha256(api_key.encode()).hexdigest()
+
+
+def parse(raw: dict[str, Any]) -> Settings:
+    """Validate a configuration.
+
+    Raises:
+        SettingsError: names the first key at fault.
+    """
+    try:
+        return Settings.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        what = "is not a known key" if first["type"] == "extra_forbidden" else first["msg"]
+        raise SettingsError(f"configuration: {where + ': ' if where else ''}{what}") from None
+
+
+def load(path: Path | None) -> Settings:
+    """Read a TOML or JSON configuration file; None gives the development configuration.
+
+    Raises:
+        SettingsError: the file cannot be read or used.
+    """
+    if path is None:
+        return development()
+    try:
+        text = path.read_text(encoding="utf-8")
+        return parse(json.loads(text) if path.suffix == ".json" else tomllib.loads(text))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"configuration {path}: {error}") from None
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+        raise SettingsError(f"configuration {path}: {error}") from None
+
+
+def development(engine: Literal["vllm", "sim"] = "vllm", model_path: str = BUILTIN_SIM) -> Settings:
+    """The configuration without a file: loopback, one model called ``default``, two known keys."""
+    name = "headrace-sim" if model_path == BUILTIN_SIM else Path(model_path).name.lower()
+    return parse(
+        {
+            "worker": {"engine": engine, "max_seqs": 256 if engine == "sim" else 32},
+            "models": {
+                name: {
+                    "path": model_path,
+                    "aliases": ["default"],
+                    "context_length": 8_192 if engine == "sim" else 2_048,
+                }
+            },
+            "tiers": {
+                "paid": {"queue_class": "interactive", "max_wait_seconds": 60},
+                "free": {"queue_class": "standard", "max_wait_seconds": 120},
+                "batch": {"queue_class": "batch", "max_wait_seconds": 86_400},
+            },
+            "keys": [
+                {
+                    "id": "dev",
+                    "sha256": hash_key(DEV_PAID_KEY),
+                    "tenant": "dev",
+                    "tier": "paid",
+                },
+                {
+                    "id": "free",
+                    "sha256": hash_key(DEV_FREE_KEY),
+                    "tenant": "dev-free",
+                    "tier": "free",
+                },
+            ],
+        }
+    )

@@ -1,0 +1,238 @@
+"""Token streams in Redis: the adapter behind :class:`contracts.token_stream.TokenStreams`, and leases.
+
+Keys of one request share a hash tag, so that they live in one cluster slot::
+
+    hr:{<request id>}:s      the stream
+    hr:{<request id>}:owner  who may read it, and which conversation it belongs to (outlives the stream)
+    hr:{<request id>}:lease  the worker that runs it, for a short time
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import redis.asyncio as redis
+from pydantic import BaseModel, ConfigDict
+from redis.asyncio.client import Pipeline
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import RedisError, ResponseError
+
+from contracts.entries import Accepted, Entry, StreamEntry, Terminal, decode_entry, encode_entry
+from contracts.stream_ids import ACCEPTED, SEAL, START, StreamId
+from contracts.token_stream import Appended, StreamsUnavailable
+
+from .settings import RedisSettings, StreamSettings
+
+# Redis gives these two refusals no code of their own, so their words are the interface.
+_FENCED = "equal or smaller"
+_SEALED = "exhausted the last possible ID"
+
+
+def stream_key(request_id: str) -> str:
+    """Key of a request's token stream."""
+    return f"hr:{{{request_id}}}:s"
+
+
+def request_id_of(key: bytes) -> str:
+    """Inverse of :func:`stream_key`."""
+    return key[4:-3].decode()
+
+
+class Owner(BaseModel):
+    """Who may read a stream, remembered longer than the stream itself."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    tenant: str
+    conversation_id: str | None = None
+    model: str
+
+
+def connect(settings: RedisSettings, *, blocking: bool = False) -> redis.Redis:
+    """A client with bounded retries, deadlines and a bounded pool.
+
+    Args:
+        blocking: for a connection that waits in blocking reads: no socket timeout (the command has its
+            own) and no retry.
+    """
+    retry = Retry(ExponentialBackoff(cap=0.5, base=0.05), 0 if blocking else 3)
+    return redis.Redis.from_url(
+        settings.url,
+        socket_timeout=None if blocking else settings.timeout_seconds,
+        socket_connect_timeout=settings.timeout_seconds,
+        max_connections=settings.max_connections,
+        retry=retry,
+        health_check_interval=0,
+        protocol=2,
+    )
+
+
+@asynccontextmanager
+async def _reachable() -> AsyncIterator[None]:
+    try:
+        yield
+    except ResponseError:
+        raise
+    except (RedisError, OSError, TimeoutError) as error:
+        raise StreamsUnavailable(str(error) or type(error).__name__) from error
+
+
+def _appended(result: Any) -> Appended:
+    """Meaning of XADD's reply (``NOMKSTREAM`` is always set)."""
+    if result is None:
+        return Appended.GONE
+    if isinstance(result, ResponseError):
+        words = str(result)
+        if _SEALED in words:
+            return Appended.SEALED
+        if _FENCED in words:
+            return Appended.FENCED
+    if isinstance(result, RedisError):
+        raise StreamsUnavailable(str(result)) from result
+    return Appended.OK
+
+
+class RedisTokenStreams:
+    """Token streams in one Redis (or Redis Cluster through its proxy)."""
+
+    def __init__(self, client: redis.Redis, settings: StreamSettings) -> None:
+        self._redis: Any = client  # redis-py types replies for every protocol version at once
+        self._settings = settings
+
+    async def ping(self) -> None:
+        """Raise :class:`StreamsUnavailable` unless Redis answers."""
+        async with _reachable():
+            await self._redis.ping()
+
+    async def create(self, request_id: str, accepted: Accepted) -> None:
+        """See :class:`contracts.token_stream.TokenStreams`."""
+        owner = Owner(
+            tenant=accepted.tenant,
+            conversation_id=accepted.conversation_id,
+            model=accepted.model,
+        )
+        keep = self._settings.open_ttl_seconds + self._settings.memory_seconds
+        async with _reachable(), self._redis.pipeline(transaction=True) as pipe:
+            key = stream_key(request_id)
+            pipe.xadd(key, encode_entry(accepted), id=str(ACCEPTED))
+            pipe.expire(key, self._settings.open_ttl_seconds)
+            pipe.set(_owner_key(request_id), owner.model_dump_json(), ex=keep)
+            await pipe.execute()
+
+    async def append(self, writes: Sequence[tuple[str, StreamId, Entry]]) -> list[Appended]:
+        """See :class:`contracts.token_stream.TokenStreams`."""
+        async with _reachable(), self._redis.pipeline(transaction=False) as pipe:
+            for request_id, entry_id, entry in writes:
+                _xadd(pipe, request_id, entry_id, entry)
+            return [_appended(r) for r in await pipe.execute(raise_on_error=False)]
+
+    async def start_attempt(self, request_id: str, attempt: StreamId, entry: Entry) -> Appended:
+        """Append ``<a>-0`` and take the lease in the same round trip.
+
+        The lease may be set although the append was refused; it then runs out by itself.
+        """
+        async with _reachable(), self._redis.pipeline(transaction=False) as pipe:
+            _xadd(pipe, request_id, attempt, entry)
+            self._renew(pipe, request_id, getattr(entry, "worker_id", ""))
+            results = await pipe.execute(raise_on_error=False)
+            return _appended(results[0])
+
+    async def seal(self, request_id: str, terminal: Terminal) -> Appended:
+        """See :class:`contracts.token_stream.TokenStreams`."""
+        return (await self.seal_many([(request_id, terminal)]))[0]
+
+    async def seal_many(self, seals: Sequence[tuple[str, Terminal]]) -> list[Appended]:
+        """:meth:`seal` for several requests in one round trip (two, to start their retention)."""
+        results = await self.append([(rid, SEAL, terminal) for rid, terminal in seals])
+        ended = [rid for (rid, _), r in zip(seals, results, strict=True) if r is Appended.OK]
+        if ended:
+            keep = self._settings.retention_seconds
+            async with _reachable(), self._redis.pipeline(transaction=False) as pipe:
+                for rid in ended:
+                    pipe.expire(stream_key(rid), keep)
+                    pipe.expire(_owner_key(rid), keep + self._settings.memory_seconds)
+                    pipe.delete(_lease_key(rid))
+                await pipe.execute()
+        return results
+
+    async def read(self, request_id: str, after: StreamId, limit: int) -> list[StreamEntry]:
+        """See :class:`contracts.token_stream.TokenStreams`."""
+        low = "-" if after == START else f"({after}"
+        async with _reachable():
+            raw = await self._redis.xrange(stream_key(request_id), min=low, max="+", count=limit)
+        return [stream_entry(entry_id, fields) for entry_id, fields in raw]
+
+    async def read_all(self, request_id: str, page: int = 1_000) -> list[StreamEntry]:
+        """The whole stream as it is now, read in pages."""
+        items: list[StreamEntry] = []
+        while True:
+            more = await self.read(request_id, items[-1].id if items else START, page)
+            items += more
+            if len(more) < page:
+                return items
+
+    async def last_ids(self, request_ids: Sequence[str]) -> list[StreamId | None]:
+        """See :class:`contracts.token_stream.TokenStreams`."""
+        async with _reachable(), self._redis.pipeline(transaction=False) as pipe:
+            for rid in request_ids:
+                pipe.xrevrange(stream_key(rid), count=1)
+            results = await pipe.execute()
+        return [StreamId.parse(r[0][0].decode()) if r else None for r in results]
+
+    async def has_entry(self, request_id: str, entry_id: StreamId) -> bool:
+        """Whether the stream holds an entry with exactly this id."""
+        async with _reachable():
+            found = await self._redis.xrange(
+                stream_key(request_id), min=str(entry_id), max=str(entry_id), count=1
+            )
+        return bool(found)
+
+    async def owner(self, request_id: str) -> Owner | None:
+        """Who may read the stream; None when it was never accepted here or is long forgotten."""
+        async with _reachable():
+            raw = await self._redis.get(_owner_key(request_id))
+        return None if raw is None else Owner.model_validate_json(raw)
+
+    async def renew_leases(self, request_ids: Sequence[str], worker_id: str) -> None:
+        """Keep the leases of requests whose tokens come, and their streams alive."""
+        async with _reachable(), self._redis.pipeline(transaction=False) as pipe:
+            for rid in request_ids:
+                self._renew(pipe, rid, worker_id)
+            await pipe.execute()
+
+    async def lease_holders(self, request_ids: Sequence[str]) -> list[str | None]:
+        """The worker that holds each request's lease; None where it has run out."""
+        async with _reachable(), self._redis.pipeline(transaction=False) as pipe:
+            for rid in request_ids:
+                pipe.get(_lease_key(rid))
+            results = await pipe.execute()
+        return [r.decode() if r is not None else None for r in results]
+
+    def _renew(self, pipe: Pipeline, request_id: str, worker_id: str) -> None:
+        pipe.set(_lease_key(request_id), worker_id, px=self._settings.lease_ms)
+        pipe.expire(stream_key(request_id), self._settings.open_ttl_seconds)
+
+
+def stream_entry(entry_id: bytes, fields: dict[bytes, bytes]) -> StreamEntry:
+    """A raw stream entry as redis-py gives it, decoded."""
+    parsed = StreamId.parse(entry_id.decode())
+    return StreamEntry(parsed, decode_entry(parsed, fields))
+
+
+def _owner_key(request_id: str) -> str:
+    return f"hr:{{{request_id}}}:owner"
+
+
+def _lease_key(request_id: str) -> str:
+    return f"hr:{{{request_id}}}:lease"
+
+
+def _xadd(pipe: Pipeline, request_id: str, entry_id: StreamId, entry: Entry) -> None:
+    # The raw command: redis-py's xadd() costs twice as much, and this runs once a token.
+    parts: list[str | bytes] = []
+    for name, value in encode_entry(entry).items():
+        parts += (name, value)
+    pipe.execute_command("XADD", stream_key(request_id), "NOMKSTREAM", str(entry_id), *parts)

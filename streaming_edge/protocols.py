@@ -1,0 +1,51 @@
+"""The seams of the edge: who may come in, and how a request is put into the pipeline.
+
+The edge owns them and never sees what is behind: ``producers`` implements both.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from contracts.identity import Principal
+
+
+class Door(Protocol):
+    """Knows the API keys."""
+
+    def authenticate(self, api_key: str) -> Principal:
+        """Who this key stands for.
+
+        Raises:
+            contracts.errors.ApiError: ``invalid_api_key``. Takes the same time for every wrong key.
+        """
+
+
+class Intake(Protocol):
+    """Puts requests into the pipeline, and ends them."""
+
+    async def accept(self, principal: Principal, body: object, *, traceparent: str | None = None) -> str:
+        """Validate a chat completion body and accept it; returns the request id.
+
+        When it returns, the token stream exists (``0-1``) and Kafka has acknowledged the request: from
+        then on it reaches exactly one terminal state. Cancelling the call may leave an accepted request
+        behind, which then ends by itself.
+
+        Raises:
+            contracts.errors.ApiError: the request was not accepted, and nothing of it remains.
+        """
+
+    async def cancel(self, principal: Principal, request_id: str) -> None:
+        """End a request as cancelled, wherever it is. Idempotent; a sealed request stays as it is.
+
+        Raises:
+            contracts.errors.ApiError: ``not_found`` for unknown and foreign requests alike.
+        """
+
+    async def authorize(self, principal: Principal, request_id: str) -> None:
+        """Check that ``principal`` may read a request's stream.
+
+        Raises:
+            contracts.errors.ApiError: ``not_found`` for malformed, unknown and foreign ids alike;
+                ``stream_expired`` when it was the caller's and its stream is gone.
+        """

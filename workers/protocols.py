@@ -1,0 +1,110 @@
+"""The seams of a worker: the engine that generates, and how its tokens become text."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from contracts.records import Sampling
+from contracts.tiers import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One attempt at a reply, as an engine sees it.
+
+    Attributes:
+        engine_id: unique per attempt (``<request id>/<attempt>``).
+        prompt_token_ids: the prompt.
+        emitted_token_ids: output tokens an earlier attempt has already shown (only with ``n`` = 1); the
+            engine goes on after them and does not yield them again.
+        sampling: ``max_tokens`` is the budget of the whole reply, emitted tokens included.
+        priority: lower runs first.
+        cache_salt: keeps tenants' prefix caches apart.
+    """
+
+    engine_id: str
+    prompt_token_ids: Sequence[int]
+    emitted_token_ids: Sequence[int]
+    sampling: Sampling
+    priority: int
+    cache_salt: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """New tokens of one choice.
+
+    Attributes:
+        index: which choice.
+        token_ids: one or more tokens, in order; may be empty when only ``finish_reason`` is news.
+        logprobs: one object per token in the OpenAI API's ``logprobs.content`` shape; None unless asked.
+        finish_reason: set on the choice's last delta (``stop`` = end of sequence, ``length`` = budget).
+        cached_tokens: prompt tokens that came from a cache, where the engine knows.
+    """
+
+    index: int
+    token_ids: Sequence[int]
+    logprobs: Sequence[dict[str, Any]] | None = None
+    finish_reason: FinishReason | None = None
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Room of an engine: choices at once, and KV cache in tokens (0 total = not known)."""
+
+    max_seqs: int
+    running: int
+    kv_tokens_total: int = 0
+    kv_tokens_free: int = 0
+
+
+class Detokenizer(Protocol):
+    """Turns the tokens of one choice into text, whole characters only."""
+
+    def push(self, token_id: int) -> str:
+        """Text that this token completes; empty while a character is incomplete. Never raises on bytes
+        that are no UTF-8: they become U+FFFD once no continuation can repair them.
+        """
+
+    def finish(self) -> str:
+        """Nothing more comes: always empty or empty-handed. An incomplete character at the end is
+        dropped, by rule the same on every path (streamed, stored, resumed).
+        """
+
+
+class Engine(Protocol):
+    """A model that generates replies, many at once.
+
+    An engine knows nothing of Kafka, Redis or requests' owners. Stop strings are not its business:
+    the worker finds them in the text and closes the iterator.
+    """
+
+    async def start(self) -> None:
+        """Load the model; raises :class:`workers.errors.EngineDead` when it cannot."""
+
+    def generate(self, request: EngineRequest) -> AsyncIterator[TokenDelta]:
+        """Generate a reply. Deltas of a choice come in order; choices interleave.
+
+        Closing or cancelling the iterator aborts the request in the engine and frees its room.
+
+        Raises:
+            workers.errors.RequestFailed: this request cannot be done; others are unaffected.
+            workers.errors.EngineDead: the engine is gone, and all its requests with it.
+        """
+
+    def detokenizer(self, request: EngineRequest) -> Detokenizer:
+        """A new detokenizer for one choice of ``request``, primed with its prompt and emitted tokens, of
+        which no text ever comes out.
+        """
+
+    def capacity(self) -> Capacity:
+        """Room right now; cheap, never blocks."""
+
+    async def check(self) -> None:
+        """Raise :class:`workers.errors.EngineDead` if the engine can no longer generate."""
+
+    async def close(self) -> None:
+        """Stop and free everything; idempotent."""
