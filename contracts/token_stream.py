@@ -41,7 +41,10 @@ class TokenStreams(Protocol):
         """Start a stream with its ``0-1`` entry, its owner and its time to live, atomically."""
 
     async def append(self, writes: Sequence[tuple[str, StreamId, Entry]]) -> list[Appended]:
-        """Append ``(request id, entry id, entry)`` items in order, in one round trip."""
+        """Append ``(request id, entry id, entry)`` items in order, in one round trip.
+
+        A seal among them starts its stream's retention time.
+        """
 
     async def seal(self, request_id: str, terminal: Terminal) -> Appended:
         """Write the terminal entry; OK means this call ended the request. Starts the retention time."""

@@ -79,6 +79,13 @@ class Publisher:
             await self._producer.stop()
             self._producer = None
 
+    async def ping(self) -> None:
+        """Raise :class:`PublishError` unless a broker answers. Wait for it with a deadline."""
+        if self._producer is None:
+            raise PublishError("the Kafka producer is not connected")
+        if not await self._producer.client.force_metadata_update():
+            raise PublishError("no Kafka broker answers")
+
     async def send(
         self,
         topic: str,

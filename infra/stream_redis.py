@@ -127,7 +127,15 @@ class RedisTokenStreams:
         async with _reachable(), self._redis.pipeline(transaction=False) as pipe:
             for request_id, entry_id, entry in writes:
                 _xadd(pipe, request_id, entry_id, entry)
-            return [_appended(r) for r in await pipe.execute(raise_on_error=False)]
+            results = [_appended(r) for r in await pipe.execute(raise_on_error=False)]
+        ended = [
+            rid
+            for (rid, entry_id, _), r in zip(writes, results, strict=True)
+            if entry_id == SEAL and r is Appended.OK
+        ]
+        if ended:
+            await self._retain(ended)
+        return results
 
     async def start_attempt(self, request_id: str, attempt: StreamId, entry: Entry) -> Appended:
         """Append ``<a>-0`` and take the lease in the same round trip.
@@ -146,20 +154,22 @@ class RedisTokenStreams:
 
     async def seal_many(self, seals: Sequence[tuple[str, Terminal]]) -> list[Appended]:
         """:meth:`seal` for several requests in one round trip (two, to start their retention)."""
-        results = await self.append([(rid, SEAL, terminal) for rid, terminal in seals])
-        ended = [rid for (rid, _), r in zip(seals, results, strict=True) if r is Appended.OK]
-        if ended:
-            keep = self._settings.retention_seconds
-            async with _reachable(), self._redis.pipeline(transaction=False) as pipe:
-                for rid in ended:
-                    pipe.expire(stream_key(rid), keep)
-                    pipe.expire(_owner_key(rid), keep + self._settings.memory_seconds)
-                    pipe.delete(_lease_key(rid))
-                await pipe.execute()
-        return results
+        return await self.append([(rid, SEAL, terminal) for rid, terminal in seals])
+
+    async def _retain(self, request_ids: Sequence[str]) -> None:
+        """Start the retention time of sealed streams. Where this fails, they live for the open time."""
+        keep = self._settings.retention_seconds
+        async with _reachable(), self._redis.pipeline(transaction=False) as pipe:
+            for rid in request_ids:
+                pipe.expire(stream_key(rid), keep)
+                pipe.expire(_owner_key(rid), keep + self._settings.memory_seconds)
+                pipe.delete(_lease_key(rid))
+            await pipe.execute()
 
     async def read(self, request_id: str, after: StreamId, limit: int) -> list[StreamEntry]:
         """See :class:`contracts.token_stream.TokenStreams`."""
+        if after.is_seal:
+            return []  # Redis refuses an interval that begins after the last possible id
         low = "-" if after == START else f"({after}"
         async with _reachable():
             raw = await self._redis.xrange(stream_key(request_id), min=low, max="+", count=limit)

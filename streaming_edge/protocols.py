@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from contracts.entries import StreamEntry
 from contracts.identity import Principal
 
 
@@ -48,4 +49,22 @@ class Intake(Protocol):
         Raises:
             contracts.errors.ApiError: ``not_found`` for malformed, unknown and foreign ids alike;
                 ``stream_expired`` when it was the caller's and its stream is gone.
+        """
+
+
+class EntrySource(Protocol):
+    """One reader's cursor in one token stream, as the encoders of a transport see it.
+
+    Attributes:
+        ended: the terminal entry has been returned.
+    """
+
+    ended: bool
+
+    async def next(self, timeout_seconds: float) -> list[StreamEntry]:
+        """The next entries in order, each exactly once; empty after a timeout.
+
+        Raises:
+            streaming_edge.errors.StreamLost: the stream vanished.
+            contracts.token_stream.StreamsUnavailable: this process stops reading.
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -70,8 +70,8 @@ class Detokenizer(Protocol):
         """
 
     def finish(self) -> str:
-        """Nothing more comes: always empty or empty-handed. An incomplete character at the end is
-        dropped, by rule the same on every path (streamed, stored, resumed).
+        """Nothing more comes: the rest of the text. An incomplete character at its end is dropped, by
+        rule the same on every path (streamed, stored, resumed).
         """
 
 
@@ -85,7 +85,7 @@ class Engine(Protocol):
     async def start(self) -> None:
         """Load the model; raises :class:`workers.errors.EngineDead` when it cannot."""
 
-    def generate(self, request: EngineRequest) -> AsyncIterator[TokenDelta]:
+    def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
         """Generate a reply. Deltas of a choice come in order; choices interleave.
 
         Closing or cancelling the iterator aborts the request in the engine and frees its room.

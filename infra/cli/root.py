@@ -1,0 +1,178 @@
+"""The commands' names and options; each is carried out in a module of its own, imported when it is used."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from ..role import EXIT_CONFIGURATION
+from ..settings import DEV_PAID_KEY, SettingsError, load
+from ..stack.errors import StackError
+from ..stack.state import default_data_dir
+
+_DATA_DIR = click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=default_data_dir,
+    help="Folder of the stack's state, logs and Redis data.",
+    show_default="$HEADRACE_DATA_DIR or ~/.local/share/headrace/dev",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def cli() -> None:
+    """Headrace: event-driven serving of chat with large language models."""
+
+
+@cli.command("up")
+@click.option(
+    "--engine", type=click.Choice(["vllm", "sim"]), help="Engine of the workers.  [default: vllm]"
+)
+@click.option("--port", type=click.IntRange(1, 65535), help="Page and HTTP API.  [default: 8000 or any]")
+@click.option("--ws-port", type=click.IntRange(1, 65535), help="Websockets.  [default: 8001 or any]")
+@click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True)
+@_DATA_DIR
+@click.option("--kafka", metavar="HOST:PORT", help="A Kafka to use instead of the embedded broker.")
+@click.option("--redis", metavar="URL", help="A Redis to use instead of the embedded one.")
+@click.option("--config", type=click.Path(path_type=Path), help="Configuration file (TOML or JSON).")
+@click.option(
+    "--model", type=click.Path(path_type=Path), help="Model folder of the default configuration."
+)
+@click.option("--sim-ttft-ms", type=float, help="Simulated engine: time to the first token.")
+@click.option("--sim-tpot-ms", type=float, help="Simulated engine: time per token.")
+@click.option("--sim-slowdown", type=float, help="Simulated engine: slower by this share per reply.")
+@click.option(
+    "--sim-script", type=click.Path(path_type=Path), help="Simulated engine: script file (JSON)."
+)
+@click.option("--ask", metavar="QUESTION", help="Ask this once everything is ready.")
+def up_command(**options: Any) -> int:
+    """Start everything on this machine, in the foreground; Ctrl-C drains and stops."""
+    from .up import run_up
+
+    return run_up(options)
+
+
+@cli.command("status")
+@_DATA_DIR
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def status_command(data_dir: Path, as_json: bool) -> int:
+    """Show each process of the running stack; exit code 1 when none runs."""
+    from .status import show_status
+
+    return show_status(data_dir, as_json=as_json)
+
+
+@cli.command("down")
+@_DATA_DIR
+def down_command(data_dir: Path) -> int:
+    """Drain and stop the running stack."""
+    from .status import stop_stack
+
+    return stop_stack(data_dir)
+
+
+@cli.command("ask")
+@click.argument("question")
+@_DATA_DIR
+@click.option("--url", metavar="WS_URL", help="Websocket to ask.  [default: the running stack's]")
+@click.option(
+    "--key",
+    envvar="HEADRACE_API_KEY",
+    default=DEV_PAID_KEY,
+    help="API key.  [default: the development key]",
+)
+@click.option("--model", default="default", show_default=True)
+@click.option("--max-tokens", type=click.IntRange(1), help="Longest reply.")
+def ask_command(
+    question: str, data_dir: Path, url: str | None, key: str, model: str, max_tokens: int | None
+) -> int:
+    """Stream a reply into the terminal; Ctrl-C cancels it."""
+    from .ask import ask
+
+    return ask(question, data_dir=data_dir, url=url, key=key, model=model, max_tokens=max_tokens)
+
+
+@cli.command("topics")
+@click.option("--config", type=click.Path(path_type=Path), help="Configuration file (TOML or JSON).")
+@click.option("--kafka", metavar="HOST:PORT", help="Overrides the configuration's broker.")
+@click.option("--deadline-seconds", type=float, default=30.0, show_default=True)
+def topics_command(config: Path | None, kafka: str | None, deadline_seconds: float) -> int:
+    """Create the Kafka topics that are missing and check those that exist."""
+    from .admin import make_topics
+
+    return make_topics(config, kafka, deadline_seconds)
+
+
+@cli.group("keys")
+def keys_group() -> None:
+    """API keys."""
+
+
+@keys_group.command("create")
+@click.option("--tenant", required=True, help="Whose requests and conversations these are.")
+@click.option("--tier", required=True, help="A tier of the configuration.")
+@click.option("--id", "key_id", help="Public name of the key.  [default: random]")
+def keys_create_command(tenant: str, tier: str, key_id: str | None) -> int:
+    """Make a key: printed once, with the block that goes into the configuration."""
+    from .admin import create_key
+
+    return create_key(tenant, tier, key_id)
+
+
+@cli.group("config")
+def config_group() -> None:
+    """Configuration files."""
+
+
+@config_group.command("check")
+@click.argument("file", type=click.Path(path_type=Path))
+def config_check_command(file: Path) -> int:
+    """Say whether a configuration file can be used."""
+    settings = load(file)
+    counts = f"{len(settings.models)} models, {len(settings.tiers)} tiers, {len(settings.keys)} keys"
+    click.echo(f"{file}: fine ({counts})")
+    return 0
+
+
+def _role_command(name: str) -> None:
+    @cli.command(
+        name,
+        help=f"Run a {name} alone; the options are those of {name} --help.",
+        context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    )
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    def role_command(arguments: tuple[str, ...]) -> int:
+        from .roles import become_role
+
+        return become_role(name, arguments)
+
+
+for _name in ("gateway", "moderation", "scheduler", "history", "worker", "edge"):
+    _role_command(_name)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; returns the exit code. Errors that people can mend are one line."""
+    try:
+        result: int | Literal[None] = cli.main(argv, prog_name="headrace", standalone_mode=False)
+    except click.exceptions.Abort:
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except SettingsError as error:
+        return _say(str(error), EXIT_CONFIGURATION)
+    except StackError as error:
+        return _say(str(error), error.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    return result or 0
+
+
+def _say(text: str, code: int) -> int:
+    click.echo(f"headrace: {text}", err=True)
+    return code

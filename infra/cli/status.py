@@ -1,0 +1,92 @@
+"""``headrace status``: what a running stack's processes say of themselves, asked now."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import click
+
+from ..embedded import LOOPBACK, broker_answers, redis_answers
+from ..stack.display import state_word
+from ..stack.state import ProcessState, StackState, running_state
+from ..stack.units import role_reason
+
+_STOP_SECONDS = 20.0
+
+
+def show_status(data_dir: Path, *, as_json: bool) -> int:
+    """Print the state of the stack on a data folder; returns 1 when none runs there."""
+    state = running_state(data_dir)
+    if state is not None:
+        asyncio.run(_ask_all(state.roles))
+    if as_json:
+        click.echo(json.dumps(status_facts(state), indent=1))
+    elif state is None:
+        click.echo(f"no stack runs on {data_dir}: headrace up", err=True)
+    else:
+        _print_table(state)
+    return 0 if state is not None else 1
+
+
+def status_facts(state: StackState | None) -> dict[str, Any]:
+    """The object ``headrace status --json`` prints."""
+    if state is None:
+        return {"url": None, "ws_url": None, "ready": False, "roles": []}
+    shown = {"name", "index", "kind", "pid", "ready", "restarts", "reason", "port", "log"}
+    return {
+        "url": state.url,
+        "ws_url": state.ws_url,
+        "ready": state.ready,
+        "roles": [role.model_dump(include=shown) for role in state.roles],
+    }
+
+
+def stop_stack(data_dir: Path) -> int:
+    """Have the stack on a data folder drain, and wait until it has; returns 1 when that takes too long."""
+    state = running_state(data_dir)
+    if state is None:
+        click.echo(f"no stack runs on {data_dir}")
+        return 0
+    os.kill(state.pid, signal.SIGTERM)
+    deadline = time.monotonic() + _STOP_SECONDS
+    while running_state(data_dir) is not None:
+        if time.monotonic() > deadline:
+            click.echo(f"the stack on {data_dir} (pid {state.pid}) does not stop", err=True)
+            return 1
+        time.sleep(0.1)
+    click.echo("stopped")
+    return 0
+
+
+async def _ask_all(roles: Sequence[ProcessState]) -> None:
+    async with aiohttp.ClientSession() as http:
+        await asyncio.gather(*(_ask(http, role) for role in roles if role.pid is not None))
+
+
+async def _ask(http: aiohttp.ClientSession, role: ProcessState) -> None:
+    """Bring a process's state up to date; the supervisor's own view may be a second old."""
+    if role.kind == "role":
+        answered, reason = await role_reason(http, role.port)
+        if answered or role.ready:
+            role.ready, role.reason = reason is None, reason
+        return
+    answers = broker_answers if role.name == "broker" else redis_answers
+    if not await asyncio.to_thread(answers, LOOPBACK, role.port):
+        role.ready, role.reason = False, "does not answer"
+
+
+def _print_table(state: StackState) -> None:
+    for role in state.roles:
+        index = str(role.index) if role.name == "worker" else ""
+        restarts = f"{role.restarts} restarts" if role.restarts else ""
+        name = f"{role.name} {index}".strip()
+        click.echo(f"{name:<12} {role.pid or '-':<8} {state_word(role)}  {restarts}".rstrip())
+    click.echo(f"page {state.url}   websocket {state.ws_url}")

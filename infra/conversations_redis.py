@@ -1,0 +1,127 @@
+"""Stored conversations in Redis, written by the intake (pending turns) and by history (finished ones).
+
+Keys of one conversation share a hash tag, so that they live in one cluster slot::
+
+    hr:conv:{<conversation key>}:turns    hash: request id -> JSON of a contracts.conversation.Turn
+    hr:conv:{<conversation key>}:pending  hash: request id -> JSON list of the messages it adds
+
+Both live for ``history.retention_seconds`` after the last write. They are a view of the outcomes topic:
+history rebuilds the turns from it when Redis has lost them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import redis.asyncio as redis
+from pydantic import TypeAdapter, ValidationError
+from redis.exceptions import RedisError
+
+from contracts.conversation import Turn, turn_of
+from contracts.identity import conversation_key
+from contracts.records import Message, OutcomeRecord
+from contracts.token_stream import StreamsUnavailable
+
+from .settings import HistorySettings
+
+log = logging.getLogger(__name__)
+
+_MESSAGES = TypeAdapter(list[Message])
+
+
+def _turns_key(tenant: str, conversation_id: str) -> str:
+    return f"hr:conv:{{{conversation_key(tenant, conversation_id)}}}:turns"
+
+
+def _pending_key(tenant: str, conversation_id: str) -> str:
+    return f"hr:conv:{{{conversation_key(tenant, conversation_id)}}}:pending"
+
+
+@asynccontextmanager
+async def _reachable() -> AsyncIterator[None]:
+    try:
+        yield
+    except (RedisError, OSError, TimeoutError) as error:
+        raise StreamsUnavailable(str(error) or type(error).__name__) from error
+
+
+class Conversations:
+    """The conversations of all tenants.
+
+    Every method raises :class:`contracts.token_stream.StreamsUnavailable` when Redis cannot be reached
+    within its deadline, and is idempotent by request id.
+    """
+
+    def __init__(self, client: redis.Redis, settings: HistorySettings) -> None:
+        self._redis: Any = client  # redis-py types replies for every protocol version at once
+        self._settings = settings
+
+    async def add_pending(
+        self, tenant: str, conversation_id: str, request_id: str, messages: Sequence[Message]
+    ) -> None:
+        """Note at acceptance what a request adds, until its outcome is stored.
+
+        Whoever loads the conversation meanwhile finds the request here and its state in its token stream.
+        """
+        key = _pending_key(tenant, conversation_id)
+        async with _reachable(), self._redis.pipeline(transaction=True) as pipe:
+            pipe.hset(key, request_id, _MESSAGES.dump_json(list(messages)))
+            pipe.expire(key, self._settings.retention_seconds)
+            await pipe.execute()
+
+    async def drop_pending(self, tenant: str, conversation_id: str, request_id: str) -> None:
+        """Take a note back: the request was not accepted after all, or its stream is gone."""
+        async with _reachable():
+            await self._redis.hdel(_pending_key(tenant, conversation_id), request_id)
+
+    async def store(self, outcome: OutcomeRecord) -> None:
+        """Keep a finished turn if it counts, and drop its pending note, in one step.
+
+        Turns that do not count are not kept, so they displace none that do. A request without a
+        conversation changes nothing.
+        """
+        if outcome.conversation_id is None:
+            return
+        turns = _turns_key(outcome.tenant, outcome.conversation_id)
+        pending = _pending_key(outcome.tenant, outcome.conversation_id)
+        turn = turn_of(outcome)
+        async with _reachable():
+            async with self._redis.pipeline(transaction=True) as pipe:
+                if turn.counts:
+                    pipe.hset(turns, turn.request_id, turn.model_dump_json())
+                    pipe.expire(turns, self._settings.retention_seconds)
+                pipe.hdel(pending, turn.request_id)
+                pipe.hlen(turns)
+                kept = (await pipe.execute())[-1]
+            if kept > self._settings.max_turns:
+                ids = sorted(await self._redis.hkeys(turns))
+                await self._redis.hdel(turns, *ids[: -self._settings.max_turns])
+
+    async def load(
+        self, tenant: str, conversation_id: str
+    ) -> tuple[list[Turn], dict[str, list[Message]]]:
+        """Finished turns, oldest first, and the messages of requests not stored yet, by request id.
+
+        An unknown conversation is an empty one.
+        """
+        async with _reachable(), self._redis.pipeline(transaction=True) as pipe:
+            pipe.hgetall(_turns_key(tenant, conversation_id))
+            pipe.hgetall(_pending_key(tenant, conversation_id))
+            raw_turns, raw_pending = await pipe.execute()
+        turns: list[Turn] = []
+        pending: dict[str, list[Message]] = {}
+        for request_id in sorted(raw_turns):
+            try:
+                turns.append(Turn.model_validate_json(raw_turns[request_id]))
+            except ValidationError:
+                log.error("unreadable turn", extra={"request_id": request_id.decode("ascii", "replace")})
+        for request_id in sorted(raw_pending):
+            name = request_id.decode("ascii", "replace")
+            try:
+                pending[name] = _MESSAGES.validate_json(raw_pending[request_id])
+            except ValidationError:
+                log.error("unreadable pending turn", extra={"request_id": name})
+        return turns, pending

@@ -1,0 +1,1 @@
+"""Set-up of the environments; standard library only, because it runs before anything is installed."""

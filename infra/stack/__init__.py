@@ -1,0 +1,1 @@
+"""The local stack: one supervisor, every role as a process of its own."""

@@ -1,0 +1,121 @@
+"""From the options of ``headrace up`` to the settings its roles run with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..embedded import BROKER_FETCH_MAX_WAIT_MS
+from ..model_prep import is_complete, model_dir
+from ..settings import BUILTIN_SIM, Settings, development, load, parse
+from .errors import StackError
+from .policy import ROLE_DRAIN_SECONDS
+
+Engine = Literal["vllm", "sim"]
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """What ``headrace up`` was asked for; None where nothing was said.
+
+    Attributes:
+        kafka: ``host:port`` of a broker to use instead of the embedded one.
+        redis: URL of a Redis to use instead of the embedded one.
+        model: model folder of the development configuration.
+        ask: a question to ask once everything is ready.
+    """
+
+    data_dir: Path
+    engine: Engine | None = None
+    port: int | None = None
+    ws_port: int | None = None
+    workers: int = 1
+    kafka: str | None = None
+    redis: str | None = None
+    config: Path | None = None
+    model: Path | None = None
+    sim_ttft_ms: float | None = None
+    sim_tpot_ms: float | None = None
+    sim_slowdown: float | None = None
+    sim_script: Path | None = None
+    ask: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where this stack's parts are."""
+
+    port: int
+    ws_port: int
+    kafka: str
+    redis: str
+
+
+def base_settings(options: UpOptions) -> Settings:
+    """The configuration file, or the development configuration, with the engine options applied.
+
+    Raises:
+        SettingsError: the file cannot be used.
+        StackError: the options contradict it, or the model is not there.
+    """
+    if options.config is not None:
+        if options.model is not None:
+            raise StackError(
+                "--model goes with the development configuration: name it in --config instead"
+            )
+        raw = load(options.config).model_dump(mode="json")
+        if options.engine is not None:
+            raw["worker"]["engine"] = options.engine
+    else:
+        raw = _development(options).model_dump(mode="json")
+    sim = {
+        "ttft_ms": options.sim_ttft_ms,
+        "tpot_ms": options.sim_tpot_ms,
+        "slowdown_per_request": options.sim_slowdown,
+        "script": str(options.sim_script.resolve()) if options.sim_script else None,
+    }
+    raw["worker"]["sim"] |= {name: value for name, value in sim.items() if value is not None}
+    settings = parse(_with_absolute_paths(raw))
+    for name, model in settings.models.items():
+        if model.path != BUILTIN_SIM and not is_complete(Path(model.path)):
+            hint = ": run make model" if options.config is None else ""
+            raise StackError(f"model {name}: there is no model in {model.path}{hint}")
+    return settings
+
+
+def effective_settings(base: Settings, addresses: Addresses, *, embedded_broker: bool) -> Settings:
+    """``base`` with this stack's addresses, and with the drain times the supervisor allows for."""
+    raw = base.model_dump(mode="json")
+    raw["kafka"]["bootstrap"] = addresses.kafka
+    if embedded_broker:
+        raw["kafka"] |= {"fetch_max_wait_ms": BROKER_FETCH_MAX_WAIT_MS, "idempotent": False}
+    raw["redis"]["url"] = addresses.redis
+    raw["http"]["port"] = addresses.port
+    raw["edge"]["port"] = addresses.ws_port
+    raw["drain_seconds"] = min(raw["drain_seconds"], ROLE_DRAIN_SECONDS)
+    raw["worker"]["drain_seconds"] = min(raw["worker"]["drain_seconds"], ROLE_DRAIN_SECONDS)
+    return parse(raw)
+
+
+def reachable_host(host: str) -> str:
+    """The host to put into a URL for a server that listens on ``host``."""
+    return {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host, host)  # noqa: S104
+
+
+def _development(options: UpOptions) -> Settings:
+    engine: Engine = options.engine or "vllm"
+    if options.model is not None:
+        return development(engine, str(options.model.resolve()))
+    return development(engine, BUILTIN_SIM if engine == "sim" else str(model_dir()))
+
+
+def _with_absolute_paths(raw: dict[str, Any]) -> dict[str, Any]:
+    """Roles read the settings from another file, so paths in them must not depend on the place."""
+    for model in raw["models"].values():
+        if model["path"] != BUILTIN_SIM:
+            model["path"] = str(Path(model["path"]).resolve())
+    script = raw["worker"]["sim"]["script"]
+    if script is not None:
+        raw["worker"]["sim"]["script"] = str(Path(script).resolve())
+    return raw

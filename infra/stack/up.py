@@ -1,0 +1,208 @@
+"""``headrace up``: brings a stack up, keeps it up, and drains it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+from redis.exceptions import RedisError
+
+from ..embedded import LOOPBACK
+from ..settings import Settings
+from ..stream_redis import connect
+from ..topics import TopicsError, ensure_topics
+from .configure import Addresses, UpOptions, base_settings, effective_settings, reachable_host
+from .display import Display
+from .errors import StackError
+from .ports import PortKeeper
+from .process import Watchdog
+from .state import StackState, data_dir_lock, state_file, write_json
+from .supervisor import Supervisor
+from .units import Unit, broker_unit, redis_unit, role_units, worker_interpreter
+
+PREFERRED_PORT = 8000
+PREFERRED_WS_PORT = 8001
+
+_SERVICES_SECONDS = 30.0
+_EXTERNAL_SECONDS = 10.0
+
+#: Asked once the stack is ready: (websocket URL, question).
+Ask = Callable[[str, str], Awaitable[object]]
+
+
+async def up(options: UpOptions, display: Display, ask: Ask) -> int:
+    """Run a stack until SIGINT, SIGTERM or SIGHUP; returns the exit code.
+
+    Raises:
+        StackError: it cannot be started or kept running.
+        SettingsError: the configuration cannot be used.
+    """
+    base = base_settings(options)
+    worker_interpreter(base)
+    keeper = PortKeeper()
+    with data_dir_lock(options.data_dir):
+        try:
+            return await _Run(options, base, display, ask, _addresses(options, base, keeper)).run()
+        finally:
+            keeper.release()
+
+
+def _addresses(options: UpOptions, base: Settings, keeper: PortKeeper) -> Addresses:
+    http_host, edge_host = base.http.host, base.edge.host
+
+    def pick(given: int | None, option: str, preferred: int, host: str) -> int:
+        if given:
+            return keeper.given(given, option, host)
+        return keeper.any(preferred, host)
+
+    # A file's port is a wish like the built-in one: two stacks of one file can run side by side.
+    port = pick(options.port, "--port", base.http.port or PREFERRED_PORT, http_host)
+    ws_port = pick(options.ws_port, "--ws-port", base.edge.port or PREFERRED_WS_PORT, edge_host)
+    kafka = options.kafka or f"{LOOPBACK}:{keeper.any()}"
+    redis = options.redis or f"redis://{LOOPBACK}:{keeper.any()}/0"
+    return Addresses(port, ws_port, kafka, redis)
+
+
+class _Run:
+    """One life of a stack."""
+
+    def __init__(
+        self, options: UpOptions, base: Settings, display: Display, ask: Ask, addresses: Addresses
+    ) -> None:
+        self._options = options
+        self._display = display
+        self._ask = ask
+        self._settings = effective_settings(base, addresses, embedded_broker=options.kafka is None)
+        http_host, edge_host = reachable_host(base.http.host), reachable_host(base.edge.host)
+        self._state = StackState(
+            url=f"http://{http_host}:{addresses.port}",
+            ws_url=base.http.public_ws_url or f"ws://{edge_host}:{addresses.ws_port}/v1/ws",
+            pid=os.getpid(),
+            engine=base.worker.engine,
+            kafka=addresses.kafka,
+            redis=_without_password(addresses.redis),
+        )
+        self._stop = asyncio.Event()
+        self._signals = 0
+        self._supervisor: Supervisor | None = None
+
+    async def run(self) -> int:
+        self._listen_to_signals()
+        data_dir = self._options.data_dir
+        settings_file = data_dir / "settings.json"
+        write_json(settings_file, self._settings.model_dump_json(indent=1))
+        watchdog = Watchdog()
+        supervisor = Supervisor(
+            self._state, state_file(data_dir), data_dir / "logs", watchdog, self._display.update
+        )
+        self._supervisor = supervisor
+        try:
+            async with aiohttp.ClientSession() as http:
+                try:
+                    await self._until_stopped(
+                        supervisor, self._bring_up(supervisor, settings_file, http)
+                    )
+                finally:
+                    self._display.note("stopping")
+                    await supervisor.drain()
+        finally:
+            watchdog.close()
+        self._display.note("stopped")
+        return 0 if self._signals < 2 else 130
+
+    async def _until_stopped(self, supervisor: Supervisor, bringing_up: Awaitable[None]) -> None:
+        work = asyncio.ensure_future(bringing_up)
+        stopped = asyncio.ensure_future(self._stop.wait())
+        waiting: set[asyncio.Future[Any]] = {work, stopped, supervisor.failure}
+        try:
+            while not stopped.done():
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                if supervisor.failure.done():
+                    raise supervisor.failure.result()
+                if work.done() and work in waiting:
+                    work.result()
+                    waiting.discard(work)
+        finally:
+            for task in (work, stopped):
+                task.cancel()
+            await asyncio.gather(work, stopped, return_exceptions=True)
+
+    async def _bring_up(
+        self, supervisor: Supervisor, settings_file: Path, http: aiohttp.ClientSession
+    ) -> None:
+        options, settings = self._options, self._settings
+        services: list[Unit] = []
+        if options.redis is None:
+            port = urlsplit(settings.redis.url).port or 0
+            services.append(redis_unit(port, options.data_dir))
+        if options.kafka is None:
+            port = int(settings.kafka.bootstrap.rpartition(":")[2])
+
+            async def topics_again() -> None:
+                await ensure_topics(settings, 10.0)
+
+            services.append(broker_unit(port, options.data_dir, topics_again))
+        supervisor.start(services)
+        try:
+            await asyncio.wait_for(supervisor.wait_ready(), _SERVICES_SECONDS)
+        except TimeoutError:
+            slow = next((r for r in self._state.roles if not r.ready), None)
+            name, reason = (slow.name, slow.reason) if slow else ("a service", "")
+            raise StackError(f"the embedded {name} did not come up: {reason}; see its log") from None
+        if options.redis is not None:
+            await _check_redis(settings)
+        if options.kafka is not None:
+            try:
+                await ensure_topics(settings, _EXTERNAL_SECONDS)
+            except TopicsError as error:
+                raise StackError(str(error)) from None
+        supervisor.start(
+            role_units(settings, settings_file, state_file(options.data_dir), options.workers, http)
+        )
+        await supervisor.wait_ready()
+        self._display.note(f"Headrace is ready: {self._state.url}  (websocket {self._state.ws_url})")
+        if options.ask is not None:
+            await self._ask(self._state.ws_url, options.ask)
+            self._display.note(f"The chat page: {self._state.url}  (Ctrl-C stops)")
+
+    def _listen_to_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(sig, self._on_signal)
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        self._stop.set()
+        if self._signals > 1 and self._supervisor is not None:
+            self._supervisor.kill()
+
+
+async def _check_redis(settings: Settings) -> None:
+    client = connect(settings.redis)
+    try:
+        async with asyncio.timeout(_EXTERNAL_SECONDS):
+            while True:
+                try:
+                    await client.execute_command("PING")  # type: ignore[no-untyped-call]
+                except (RedisError, OSError) as error:
+                    reason = str(error)
+                else:
+                    return
+                await asyncio.sleep(0.2)
+    except TimeoutError:
+        where = _without_password(settings.redis.url)
+        raise StackError(f"no Redis on {where}: {reason}") from None
+    finally:
+        await client.aclose()
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=host, query="").geturl()

@@ -1,0 +1,222 @@
+"""The intake: from a validated body to a request that Kafka holds and a token stream shows.
+
+Order of the effects, and why: the stream exists before the Kafka record, so that no stage ever meets a
+request without one; a record that Kafka did not acknowledge seals the stream, so that no stream waits for a
+request that nobody will run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from redis.exceptions import RedisError
+
+from contracts.entries import Accepted, Terminal
+from contracts.errors import ApiError, ErrorCode, error_body
+from contracts.identity import Principal, is_request_id, make_request_id
+from contracts.records import RequestRecord
+from contracts.tiers import Status
+from contracts.token_stream import StreamsUnavailable
+from infra.kafka import Publisher, PublishError
+from infra.settings import Settings
+from infra.stream_redis import Owner, RedisTokenStreams
+from infra.telemetry import ACCEPTED_REQUESTS, REFUSED_CALLS, trace_headers
+
+from .chat_request import ChatRequest, parse_chat_request
+from .conversation_context import ConversationContext
+from .queue_depth import QueueDepth
+from .request_times import unix_ms
+
+log = logging.getLogger(__name__)
+
+#: Largest serialised request: below what the topics take, with room for key, headers and framing.
+MAX_RECORD_BYTES: Final = 8 * 1024 * 1024 - 64 * 1024
+
+
+@asynccontextmanager
+async def _available() -> AsyncIterator[None]:
+    """Turn a store that cannot be reached into what a client is told."""
+    try:
+        yield
+    except StreamsUnavailable as error:
+        raise unavailable() from error
+
+
+def unavailable() -> ApiError:
+    """Redis or Kafka cannot be reached: nothing was accepted, a later call may be."""
+    return ApiError(
+        ErrorCode.UNAVAILABLE,
+        "The service cannot take requests right now; try again.",
+        retry_after_seconds=1,
+    )
+
+
+class PipelineIntake:
+    """Implements :class:`streaming_edge.protocols.Intake` for gateway and edge alike.
+
+    What :meth:`submit` has begun it finishes in a task of its own, so a caller that is cancelled leaves
+    either an accepted request or a sealed stream. Each step has the deadline of its Redis or Kafka call.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        streams: RedisTokenStreams,
+        publisher: Publisher,
+        context: ConversationContext,
+        depth: QueueDepth,
+        *,
+        now_ms: Callable[[], int] = unix_ms,
+    ) -> None:
+        self._settings = settings
+        self._streams = streams
+        self._publisher = publisher
+        self._context = context
+        self._depth = depth
+        self._now_ms = now_ms
+        self._submitting: set[asyncio.Task[str]] = set()
+
+    async def accept(self, principal: Principal, body: object, *, traceparent: str | None = None) -> str:
+        """See :class:`streaming_edge.protocols.Intake`. Counts refusals."""
+        try:
+            request = parse_chat_request(body, self._settings, principal)
+            return await self.submit(principal, request, traceparent=traceparent)
+        except ApiError as error:
+            REFUSED_CALLS.labels(error.code.value).inc()
+            raise
+
+    async def submit(
+        self, principal: Principal, request: ChatRequest, *, traceparent: str | None = None
+    ) -> str:
+        """:meth:`accept` for a body that is validated already; does not count refusals."""
+        task = asyncio.create_task(self._submit(principal, request, traceparent))
+        self._submitting.add(task)
+        task.add_done_callback(self._submitted)
+        return await asyncio.shield(task)
+
+    async def settle(self) -> None:
+        """Wait for every submission that has begun; each is bounded by its own deadlines."""
+        while self._submitting:
+            await asyncio.wait(self._submitting)
+
+    async def cancel(self, principal: Principal, request_id: str) -> None:
+        """See :class:`streaming_edge.protocols.Intake`."""
+        await self._owned(principal, request_id)
+        async with _available():
+            await self._streams.seal(request_id, Terminal(status=Status.CANCELLED))
+
+    async def authorize(self, principal: Principal, request_id: str) -> None:
+        """See :class:`streaming_edge.protocols.Intake`."""
+        owner = await self._owned(principal, request_id)
+        async with _available():
+            last_id = (await self._streams.last_ids([request_id]))[0]
+        if last_id is None:
+            where = (
+                f"its answer is stored in conversation '{owner.conversation_id}'."
+                if owner.conversation_id is not None
+                else "it belonged to no conversation, so its answer is not stored."
+            )
+            raise ApiError(ErrorCode.STREAM_EXPIRED, f"The stream of this request has expired; {where}")
+
+    async def _owned(self, principal: Principal, request_id: str) -> Owner:
+        owner: Owner | None = None
+        if is_request_id(request_id):
+            async with _available():
+                owner = await self._streams.owner(request_id)
+        if owner is None or owner.tenant != principal.tenant:
+            raise ApiError(ErrorCode.NOT_FOUND, "There is no such request.")
+        return owner
+
+    def _submitted(self, task: asyncio.Task[str]) -> None:
+        self._submitting.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waited has it; a caller that left does not want it
+
+    async def _submit(self, principal: Principal, request: ChatRequest, traceparent: str | None) -> str:
+        tier = self._settings.tiers[principal.tier]
+        async with _available():
+            await self._depth.check(tier.queue_class)
+        now_ms = self._now_ms()
+        request_id = make_request_id(now_ms, secrets.token_bytes(10))
+        conversation_id = request.conversation_id
+        before = []
+        if conversation_id is not None:
+            async with _available():
+                before = await self._context.claim(
+                    principal.tenant, conversation_id, request_id, request.messages, now_ms
+                )
+        record = RequestRecord(
+            request_id=request_id,
+            tenant=principal.tenant,
+            key_id=principal.key_id,
+            tier=principal.tier,
+            queue_class=tier.queue_class,
+            model=request.model,
+            pool=request.model_settings.pool,
+            created_ms=now_ms,
+            deadline_ms=now_ms + int(tier.max_wait_seconds * 1000),
+            conversation_id=conversation_id,
+            turn=request.messages,
+            sampling=request.sampling,
+            messages=[*before, *request.messages],
+        )
+        try:
+            await self._hand_over(record, traceparent)
+        except BaseException:
+            if conversation_id is not None:
+                await self._context.release(principal.tenant, conversation_id, request_id)
+            raise
+        ACCEPTED_REQUESTS.labels(principal.tier).inc()
+        log.debug("accepted", extra={"request_id": request_id})
+        return request_id
+
+    async def _hand_over(self, record: RequestRecord, traceparent: str | None) -> None:
+        """Create the stream, then publish the record; without its record the stream is sealed."""
+        value = record.encode()
+        if len(value) > MAX_RECORD_BYTES:
+            raise ApiError(
+                ErrorCode.REQUEST_TOO_LARGE,
+                f"The request with its conversation takes {len(value)} bytes; "
+                f"at most {MAX_RECORD_BYTES} are possible.",
+                param="messages",
+            )
+        accepted = Accepted(
+            tenant=record.tenant,
+            tier=record.tier,
+            model=record.model,
+            created_ms=record.created_ms,
+            conversation_id=record.conversation_id,
+            traceparent=traceparent,
+            choices=record.sampling.n,
+        )
+        try:
+            await self._streams.create(record.request_id, accepted)
+            await self._publisher.send(
+                self._settings.kafka.topics.requests,
+                value,
+                key=record.request_id,
+                headers=trace_headers(traceparent),
+            )
+        except (StreamsUnavailable, RedisError, PublishError) as error:
+            # A command or record without an answer may have been applied: the seal makes that harmless.
+            log.warning(
+                "request not accepted",
+                extra={"request_id": record.request_id, "error": type(error).__name__},
+            )
+            await self._seal_unavailable(record.request_id)
+            raise unavailable() from error
+
+    async def _seal_unavailable(self, request_id: str) -> None:
+        error = error_body(ErrorCode.UNAVAILABLE, "The request could not be accepted.")
+        try:
+            await self._streams.seal(request_id, Terminal(status=Status.FAILED, error=error))
+        except (StreamsUnavailable, RedisError) as failure:
+            log.error(
+                "stream of a refused request left open",
+                extra={"request_id": request_id, "error": type(failure).__name__},
+            )

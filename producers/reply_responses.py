@@ -1,0 +1,176 @@
+"""Replies over HTTP: as server-sent events and as one JSON object.
+
+Both are plain ASGI: a reply costs one task that notices the client leaving, and one ``send`` a batch of
+entries. The status line of a stream waits until the request is through moderation (``0-2``), so that what
+can be known before the first token is a real status code.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from contracts.entries import StreamEntry, Text
+from contracts.errors import ApiError, ErrorBody, ErrorCode, error_body
+from contracts.stream_ids import MODERATED, START, StreamId
+from contracts.token_stream import StreamsUnavailable, TokenStreams
+from streaming_edge.hub import Hub
+from streaming_edge.sse import SSE_HEADERS, ChatChunkEncoder, sse_body
+from streaming_edge.terminal import terminal_error
+
+from .chat_span import ChatSpan
+from .completion import CompletionBuilder
+from .http_errors import JsonResponse, error_response
+from .intake import unavailable
+from .replies import ClientLeft, GatewayLeaving, Replies
+from .reply_reader import ReplyReader, read_reply
+from .request_times import ReplyFacts
+
+log = logging.getLogger(__name__)
+
+_SSE_HEADERS: Final = [(name.lower().encode(), value.encode()) for name, value in SSE_HEADERS.items()]
+_POLL_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyServices:
+    """What answering needs."""
+
+    hub: Hub
+    streams: TokenStreams
+    replies: Replies
+    keepalive_seconds: float
+
+
+class ReplyResponse(Response):
+    """Reads one reply for one client; ends ``span`` on every way out."""
+
+    def __init__(
+        self, services: ReplyServices, facts: ReplyFacts, span: ChatSpan, after: StreamId
+    ) -> None:
+        self.background = None
+        self._services = services
+        self._facts = facts
+        self._span = span
+        self._after = after
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the reply."""
+        services = self._services
+        try:
+            async with read_reply(services.hub, services.streams, self._facts, self._after) as reader:
+                async with services.replies.watch(receive):
+                    await self._answer(reader, scope, receive, send)
+                if reader.terminal is not None:
+                    self._span.end_reply(reader.terminal)
+        except ClientLeft:
+            log.info("client left", extra={"request_id": self._facts.request_id})
+            self._span.end("client_closed")
+        except GatewayLeaving:
+            message = (
+                "The server is restarting; the reply goes on. Read it with "
+                f"GET /v1/chat/completions/{self._facts.request_id}."
+            )
+            await self._fail(error_body(ErrorCode.UNAVAILABLE, message), scope, receive, send)
+            self._span.end("gateway_leaving")
+        except (ApiError, StreamsUnavailable) as error:
+            refusal = error if isinstance(error, ApiError) else unavailable()
+            await self._fail(refusal.body, scope, receive, send)
+            self._span.end(refusal.code.value, refusal.code.value if refusal.status >= 500 else None)
+        except BaseException as error:
+            self._span.end("error", type(error).__name__)
+            raise
+
+    async def _fail(self, body: ErrorBody, scope: Scope, receive: Receive, send: Send) -> None:
+        """Tell the client of an error: by status where that is still possible."""
+        if self._started:
+            await self._fail_started(body, send)
+            return
+        retry_after = 1 if body.status == 503 else None
+        await error_response(body, retry_after_seconds=retry_after)(scope, receive, send)
+
+    @abstractmethod
+    async def _answer(self, reader: ReplyReader, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read and send."""
+
+    @abstractmethod
+    async def _fail_started(self, body: ErrorBody, send: Send) -> None:
+        """End an answer whose status line is out with an error."""
+
+
+class EventStreamReply(ReplyResponse):
+    """The reply as server-sent events (:mod:`streaming_edge.sse`)."""
+
+    def __init__(
+        self,
+        services: ReplyServices,
+        facts: ReplyFacts,
+        span: ChatSpan,
+        encoder: ChatChunkEncoder,
+        after: StreamId = START,
+    ) -> None:
+        super().__init__(services, facts, span, after)
+        self._encoder = encoder
+
+    async def _answer(self, reader: ReplyReader, scope: Scope, receive: Receive, send: Send) -> None:
+        first = await self._first(reader)
+        if reader.terminal is not None and not any(isinstance(e.entry, Text) for e in first):
+            error = terminal_error(reader.terminal)
+            if error is not None and self._after < MODERATED:
+                await self._fail(error, scope, receive, send)
+                return
+        await send({"type": "http.response.start", "status": 200, "headers": list(_SSE_HEADERS)})
+        self._started = True
+        if first:
+            await _send_part(send, self._encoder.encode(first), more=not reader.ended)
+        elif not reader.ended:
+            await _send_part(send, b": resuming\n", more=True)
+        if reader.ended:
+            return
+        async for part in sse_body(reader, self._encoder, self._services.keepalive_seconds):
+            await _send_part(send, part, more=not reader.ended)
+        if not reader.ended:
+            await _send_part(send, b"", more=False)
+
+    async def _first(self, reader: ReplyReader) -> list[StreamEntry]:
+        """Entries until the request is through moderation, or has ended."""
+        entries: list[StreamEntry] = []
+        position = self._after
+        while position < MODERATED:
+            entries += await reader.next(_POLL_SECONDS)
+            position = entries[-1].id if entries else position
+        return entries
+
+    async def _fail_started(self, body: ErrorBody, send: Send) -> None:
+        await _send_part(send, self._encoder.error(body), more=False)
+
+
+class WholeReply(ReplyResponse):
+    """The reply as one ``chat.completion`` object, once it is complete."""
+
+    def __init__(self, services: ReplyServices, facts: ReplyFacts, span: ChatSpan) -> None:
+        super().__init__(services, facts, span, START)
+
+    async def _answer(self, reader: ReplyReader, scope: Scope, receive: Receive, send: Send) -> None:
+        builder = CompletionBuilder()
+        while reader.terminal is None:
+            builder.extend(await reader.next(_POLL_SECONDS))
+        error = terminal_error(reader.terminal)
+        if error is not None:
+            await self._fail(error, scope, receive, send)
+            return
+        self._started = True
+        await JsonResponse(builder.completion(self._facts))(scope, receive, send)
+
+    async def _fail_started(self, body: ErrorBody, send: Send) -> None:
+        """Nothing to add: the one message of the answer is out, or the client is gone."""
+
+
+async def _send_part(send: Send, part: bytes, *, more: bool) -> None:
+    await send({"type": "http.response.body", "body": part, "more_body": more})

@@ -1,0 +1,145 @@
+"""The chat endpoints: create, read (again), cancel.
+
+Decided here: ``GET /v1/chat/completions/{id}`` without ``stream=true`` answers as a call that does not
+stream, with the completion once it is complete, waiting for it where it still runs. A cancelled request
+answers 499 in the error shape.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from contracts.entries import Accepted, Terminal
+from contracts.errors import ApiError, ErrorCode
+from contracts.stream_ids import MAX_PART, START, StreamId
+from infra.settings import Settings
+from infra.stream_redis import RedisTokenStreams
+from streaming_edge.offsets import begun_choices, check_offset
+from streaming_edge.protocols import Door
+from streaming_edge.sse import ChatChunkEncoder
+
+from .chat_request import parse_chat_request
+from .chat_span import ChatSpan
+from .http_auth import authenticate
+from .http_body import read_json
+from .http_errors import JsonResponse
+from .http_scope import name_request
+from .intake import PipelineIntake
+from .reply_responses import EventStreamReply, ReplyServices, WholeReply
+from .request_times import created_ms_of, reply_facts
+
+_BEFORE_SEAL: Final = StreamId(MAX_PART, MAX_PART - 1)
+_TRUE: Final = ("true", "1")
+_FALSE: Final = ("false", "0", "")
+
+
+def make_chat_router(
+    settings: Settings,
+    door: Door,
+    intake: PipelineIntake,
+    streams: RedisTokenStreams,
+    services: ReplyServices,
+) -> APIRouter:
+    """The routes under ``/v1/chat/completions``."""
+    router = APIRouter(prefix="/v1/chat/completions", redirect_slashes=False)
+
+    @router.post("")
+    async def create(request: Request) -> Response:
+        principal = authenticate(request, door)
+        if services.replies.draining:
+            raise _leaving()
+        body = await read_json(request, settings.http.max_body_bytes)
+        chat = parse_chat_request(body, settings, principal)
+        span = ChatSpan("chat", chat.model, request.headers.get("traceparent"), stream=chat.stream)
+        try:
+            request_id = await intake.submit(principal, chat, traceparent=span.traceparent)
+        except ApiError as error:
+            span.end(error.code.value, error.code.value if error.status >= 500 else None)
+            raise
+        except BaseException as error:
+            span.end("error", type(error).__name__)
+            raise
+        span.name_request(request_id)
+        name_request(request.scope, request_id)
+        accepted = Accepted(
+            tenant=principal.tenant,
+            tier=principal.tier,
+            model=chat.model,
+            created_ms=created_ms_of(request_id),
+        )
+        facts = reply_facts(settings, request_id, accepted)
+        if not chat.stream:
+            return WholeReply(services, facts, span)
+        encoder = ChatChunkEncoder(request_id, chat.model, facts.created_ms // 1000, chat.include_usage)
+        return EventStreamReply(services, facts, span, encoder)
+
+    @router.get("/{request_id}")
+    async def read(request: Request, request_id: str) -> Response:
+        principal = authenticate(request, door)
+        stream = _flag(request, "stream")
+        include_usage = _flag(request, "include_usage")
+        offset = _offset(request) if stream else None
+        await intake.authorize(principal, request_id)
+        name_request(request.scope, request_id)
+        accepted = await _accepted(streams, request_id)
+        facts = reply_facts(settings, request_id, accepted)
+        after, begun = START, None
+        if offset is not None:
+            after = await check_offset(streams, request_id, offset)
+            if accepted.choices > 1:
+                begun = await begun_choices(streams, request_id, after)
+        span = ChatSpan("resume", facts.model, accepted.traceparent, stream=stream)
+        span.name_request(request_id)
+        if not stream:
+            return WholeReply(services, facts, span)
+        encoder = ChatChunkEncoder(
+            request_id, facts.model, facts.created_ms // 1000, include_usage, after, begun
+        )
+        return EventStreamReply(services, facts, span, encoder, after)
+
+    @router.post("/{request_id}/cancel")
+    async def cancel(request: Request, request_id: str) -> Response:
+        principal = authenticate(request, door)
+        await intake.cancel(principal, request_id)
+        name_request(request.scope, request_id)
+        last = await streams.read(request_id, _BEFORE_SEAL, 1)
+        status = last[0].entry.status.value if last and isinstance(last[0].entry, Terminal) else None
+        return JsonResponse({"id": request_id, "object": "chat.completion.status", "status": status})
+
+    return router
+
+
+async def _accepted(streams: RedisTokenStreams, request_id: str) -> Accepted:
+    first = await streams.read(request_id, START, 1)
+    if not first or not isinstance(first[0].entry, Accepted):
+        raise ApiError(ErrorCode.STREAM_EXPIRED, "The stream of this request has expired.")
+    return first[0].entry
+
+
+def _flag(request: Request, name: str) -> bool:
+    value = request.query_params.get(name, "").lower()
+    if value not in (*_TRUE, *_FALSE):
+        raise ApiError(ErrorCode.INVALID_VALUE, f"'{name}' must be true or false.", param=name)
+    return value in _TRUE
+
+
+def _offset(request: Request) -> str | None:
+    """The offset to resume after, from ``Last-Event-ID`` or ``after``."""
+    header = request.headers.get("last-event-id")
+    query = request.query_params.get("after")
+    if header is not None and query is not None and header != query:
+        raise ApiError(
+            ErrorCode.INVALID_OFFSET,
+            "'Last-Event-ID' and 'after' name different offsets.",
+            param="after",
+        )
+    return header if header is not None else query
+
+
+def _leaving() -> ApiError:
+    return ApiError(
+        ErrorCode.UNAVAILABLE, "This server is shutting down; try again.", retry_after_seconds=1
+    )

@@ -1,0 +1,49 @@
+"""How the parts of this folder are put together, for the gateway and for the edge's process."""
+
+from __future__ import annotations
+
+from infra.conversations_redis import Conversations
+from infra.kafka import Publisher
+from infra.settings import Settings
+from infra.stream_redis import RedisTokenStreams, connect
+
+from .conversation_context import ConversationContext
+from .door import KeyDoor
+from .intake import PipelineIntake
+from .queue_depth import QueueDepth
+
+
+class WiredIntake(PipelineIntake):
+    """A :class:`PipelineIntake` with a Redis connection pool of its own; :meth:`close` it."""
+
+    def __init__(self, settings: Settings, streams: RedisTokenStreams, publisher: Publisher) -> None:
+        self._client = connect(settings.redis)
+        conversations = Conversations(self._client, settings.history)
+        super().__init__(
+            settings,
+            streams,
+            publisher,
+            ConversationContext(settings, streams, conversations),
+            QueueDepth(self._client, settings.scheduler.queue_limit),
+        )
+
+    async def close(self) -> None:
+        """Finish what has begun (before the publisher and the streams are closed), then disconnect."""
+        await self.settle()
+        await self._client.aclose()
+
+
+def make_door(settings: Settings) -> KeyDoor:
+    """The door for the keys of the configuration."""
+    return KeyDoor(settings)
+
+
+async def make_intake(
+    settings: Settings, streams: RedisTokenStreams, publisher: Publisher
+) -> WiredIntake:
+    """The intake over connected token streams and a started publisher.
+
+    The caller keeps ``streams`` and ``publisher`` and calls :meth:`WiredIntake.close` before it closes
+    them. Connects on first use.
+    """
+    return WiredIntake(settings, streams, publisher)

@@ -1,0 +1,229 @@
+"""The history stage: outcomes become stored conversations and usage counts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection
+from typing import Any
+
+import redis.asyncio as redis
+from aiokafka import TopicPartition
+from opentelemetry.trace import SpanKind
+
+from contracts.errors import RecordError
+from contracts.records import OutcomeRecord, decode
+from contracts.token_stream import StreamsUnavailable
+from contracts.topics import Topics
+from infra.conversations_redis import Conversations
+from infra.kafka import Publisher, make_consumer
+from infra.settings import Settings
+from infra.stream_redis import connect
+from infra.telemetry import DEAD_LETTERS, REQUESTS, TOKENS, end_span, start_span, traceparent_from
+
+from .errors import RoleStuck
+from .faust_app import Incoming, StageApp
+from .history import Recent, tier_label, worth_rebuilding
+from .retry import until_done
+
+log = logging.getLogger(__name__)
+
+STAGE = "history"
+#: Its absence says that Redis has lost the conversations.
+EPOCH_KEY = "hr:history:epoch"
+EPOCH_CHECK_SECONDS = 10.0
+#: Outcomes stored at once while rebuilding.
+REBUILD_AT_ONCE = 64
+#: A rebuild that gets no record for so long, though there are more, starts over.
+REBUILD_SILENCE_SECONDS = 30.0
+
+
+class HistoryStage:
+    """Takes one outcome to its effect: its turn is stored, its usage counted.
+
+    Storing is idempotent by request id; counting is, within the last outcomes seen. :meth:`handle` raises
+    nothing but ``CancelledError``, and returns when the turn is in Redis.
+    """
+
+    def __init__(
+        self,
+        topics: Topics,
+        tiers: Collection[str],
+        conversations: Conversations,
+        publisher: Publisher,
+    ) -> None:
+        self._topics = topics
+        self._tiers = tiers
+        self._conversations = conversations
+        self._publisher = publisher
+        self._recent = Recent()
+
+    async def handle(self, record: Incoming) -> None:
+        """Take one record of ``outcomes`` to its effect."""
+        span = start_span("history", traceparent_from(record.headers), kind=SpanKind.CONSUMER)
+        failure: str | None = None
+        try:
+            outcome = decode(OutcomeRecord, record.value)
+            span.set_attribute("headrace.request_id", outcome.request_id)
+            span.set_attribute("headrace.status", outcome.status.value)
+            await until_done(lambda: self._conversations.store(outcome), "store the turn")
+            self._count(outcome)
+        except RecordError as error:
+            failure = error.reason
+            await self._bury(record, error)
+        except Exception as error:
+            # A bug of ours: this record is set aside, the next one is served.
+            failure = type(error).__name__
+            log.exception(
+                "outcome not handled",
+                extra={"partition": record.partition, "offset": record.offset},
+            )
+            await self._bury(record, RecordError("handler_error", failure))
+        finally:
+            end_span(span, failure)
+
+    def _count(self, outcome: OutcomeRecord) -> None:
+        if not self._recent.is_new(outcome.request_id):
+            return
+        tier = tier_label(outcome.tier, self._tiers)
+        REQUESTS.labels(tier, outcome.status.value).inc()
+        TOKENS.labels(tier, "prompt").inc(outcome.usage.prompt_tokens)
+        TOKENS.labels(tier, "completion").inc(outcome.usage.completion_tokens)
+
+    async def _bury(self, record: Incoming, error: RecordError) -> None:
+        DEAD_LETTERS.labels(STAGE, error.reason).inc()
+        await until_done(
+            lambda: self._publisher.dead_letter(self._topics.deadletter, STAGE, record, error),
+            "dead-letter",
+        )
+
+
+class Rebuild:
+    """Restores conversations from the outcomes topic, from its beginning to where it ends now.
+
+    Runs before the stage joins its group; outcomes that come meanwhile are read by the stage itself.
+    """
+
+    def __init__(self, settings: Settings, client: redis.Redis) -> None:
+        self._settings = settings
+        self._redis: Any = client
+        self._conversations = Conversations(client, settings.history)
+
+    async def lost(self) -> bool:
+        """Whether Redis has lost the conversations (or never had any)."""
+        return not await self._redis.exists(EPOCH_KEY)
+
+    async def run(self) -> int:
+        """Read everything, then set the epoch; returns the number of outcomes read.
+
+        Raises:
+            RoleStuck: the broker has stopped giving records.
+        """
+        topic = self._settings.kafka.topics.outcomes
+        consumer = make_consumer(self._settings.kafka, group=None, client_id="headrace-history-rebuild")
+        consumer.subscribe([topic])
+        await consumer.start()
+        count = 0
+        try:
+            # Without a group every partition is ours, from its beginning.
+            ends = await consumer.end_offsets(consumer.assignment())
+            while await self._behind(consumer, ends):
+                async with asyncio.timeout(REBUILD_SILENCE_SECONDS):
+                    batch = await consumer.getmany(timeout_ms=int(REBUILD_SILENCE_SECONDS * 500))
+                records = [r for rs in batch.values() for r in rs]
+                for start in range(0, len(records), REBUILD_AT_ONCE):
+                    await asyncio.gather(
+                        *(self._store(r.value) for r in records[start : start + REBUILD_AT_ONCE])
+                    )
+                count += len(records)
+        except TimeoutError:
+            raise RoleStuck("no outcomes to rebuild from") from None
+        finally:
+            await consumer.stop()
+        await self._redis.set(EPOCH_KEY, int(time.time() * 1000))
+        log.info("conversations rebuilt", extra={"outcomes": count})
+        return count
+
+    @staticmethod
+    async def _behind(consumer: Any, ends: dict[TopicPartition, int]) -> bool:
+        for partition, end in ends.items():
+            if await consumer.position(partition) < end:
+                return True
+        return False
+
+    async def _store(self, value: bytes | None) -> None:
+        try:
+            outcome = decode(OutcomeRecord, value)
+        except RecordError:
+            return  # the stage dead-letters it when its turn comes, or has done so
+        now_ms = int(time.time() * 1000)
+        if worth_rebuilding(outcome, now_ms, self._settings.history.retention_seconds):
+            await until_done(lambda: self._conversations.store(outcome), "store the turn")
+
+
+class HistoryRole:
+    """The history process (see :class:`infra.role.Role`)."""
+
+    def __init__(self, settings: Settings, *, rebuild: bool = False) -> None:
+        """Prepare; ``rebuild`` asks for a rebuild although Redis has lost nothing."""
+        self._settings = settings
+        self._forced = rebuild
+        self._redis = connect(settings.redis)
+        self._publisher = Publisher(settings.kafka)
+        self._rebuild = Rebuild(settings, self._redis)
+        self._app: StageApp | None = None
+
+    async def start(self) -> None:
+        """Rebuild if needed, connect, join the group."""
+        if self._forced or await self._rebuild.lost():
+            await self._rebuild.run()
+            self._forced = False
+        await self._publisher.start()
+        topics = self._settings.kafka.topics
+        stage = HistoryStage(
+            topics,
+            self._settings.tiers,
+            Conversations(self._redis, self._settings.history),
+            self._publisher,
+        )
+        app_id = f"{topics.prefix}-{STAGE}"
+        self._app = StageApp(self._settings.kafka, app_id, topics.outcomes, stage.handle)
+        await self._app.start()
+
+    async def not_ready(self) -> str | None:
+        """Why outcomes are not stored right now."""
+        if self._app is None or not self._app.partitions_owned():
+            return "no partitions"
+        client: Any = self._redis
+        await client.ping()
+        return None
+
+    async def run(self) -> None:
+        """Ends when the Faust app has, or when Redis has lost the conversations: a new start rebuilds."""
+        assert self._app is not None
+        broken = asyncio.ensure_future(self._app.until_broken())
+        try:
+            while not broken.done():
+                await asyncio.wait({broken}, timeout=EPOCH_CHECK_SECONDS)
+                try:
+                    if await self._rebuild.lost():
+                        raise RoleStuck("Redis has lost the conversations")
+                except (StreamsUnavailable, redis.RedisError, OSError) as error:
+                    log.warning("epoch not read", extra={"error": type(error).__name__})
+        finally:
+            broken.cancel()
+        raise RoleStuck("the history app ended")
+
+    async def drain(self) -> None:
+        """Finish what is in hand."""
+        if self._app is not None:
+            await self._app.close(self._settings.drain_seconds)
+            self._app = None
+
+    async def stop(self) -> None:
+        """See :class:`infra.role.Role`."""
+        if self._app is not None:
+            await self._app.close(0.0)
+        await self._publisher.stop()
+        await self._redis.aclose()

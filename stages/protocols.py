@@ -1,0 +1,166 @@
+"""The seams of the stages: checking texts, making prompts, and choosing who is served next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from contracts.records import Message
+from contracts.tiers import QueueClass
+from contracts.worker_events import WorkerEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a moderator thinks of the texts it was given, taken together.
+
+    Attributes:
+        refused: whether they must not go on.
+        category: what they were refused for, from the moderator's own fixed list; empty if let through.
+        score: how sure it is, in [0, 1]; a rule that matches says 1.
+        reason: for operators' logs; never contains the text.
+    """
+
+    refused: bool
+    category: str = ""
+    score: float = 0.0
+    reason: str = ""
+
+
+ALLOWED = Verdict(refused=False)
+
+
+class Moderator(Protocol):
+    """Decides whether texts may go on.
+
+    Failure: any exception but ``CancelledError`` means "could not check", never "allowed". A moderator
+    keeps no deadline of its own: the composition that calls it (:mod:`stages.moderator_guard`) cancels it
+    at the configured one and applies the configured policy, to nonsensical verdicts as well. Checking is
+    idempotent and free of side effects, so it may be repeated and cancelled at any time.
+    """
+
+    @property
+    def name(self) -> str:
+        """A short constant, used as a metric label."""
+
+    async def check(self, texts: Sequence[str]) -> Verdict:
+        """Check texts in any number and of any length; must not block the event loop for long."""
+
+
+class PromptTokenizer(Protocol):
+    """Turns messages into the token ids one model expects as its prompt.
+
+    Pure: equal messages give equal ids in every process. Text inside a message never becomes a control
+    token of the model, whatever it spells.
+    """
+
+    async def encode(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of the messages under the model's chat template, up to where the reply starts.
+
+        Long prompts are encoded off the event loop.
+
+        Raises:
+            stages.errors.PromptRefused: the template does not take these messages.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What scheduling needs to know of a request.
+
+    Attributes:
+        request_id: idempotency key: a second job of the same id is the same job.
+        choices: replies it generates at once (``n``), each taking a slot.
+        prompt_tokens: length of its prompt.
+        queued_ms: when it was moderated, Unix milliseconds: its place in the line.
+        deadline_ms: Unix milliseconds from which it is no longer started.
+    """
+
+    request_id: str
+    queue_class: QueueClass
+    pool: str
+    tenant: str
+    choices: int
+    prompt_tokens: int
+    queued_ms: int
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Give a request to a worker. The policy counts it as in flight from now on.
+
+    Attributes:
+        slot: partition of the pool's dispatch topic that the worker reads.
+        attempt: number of this attempt; larger than every earlier one.
+    """
+
+    request_id: str
+    worker_id: str
+    slot: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """End a request as expired: nobody waits for it any more, and it never started."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """End a request as failed: it has lost too many workers, or waited too long for another one."""
+
+    request_id: str
+
+
+Effect = Dispatch | Expire | GiveUp
+
+
+class SchedulingPolicy(Protocol):
+    """Who is served next, and where. Plain synchronous state: no clock, no I/O, no randomness.
+
+    The shell (:mod:`stages.scheduler`) reports what happened and performs what :meth:`decide` returns.
+    ``now_ms`` is Unix milliseconds and never goes backwards. Reports on unknown requests are ignored, so
+    late and repeated ones are harmless. A request is known from :meth:`queued` to :meth:`ended`.
+    """
+
+    def queued(self, job: Job, now_ms: int) -> None:
+        """A request joins its line; ignored if it is known."""
+
+    def worker_seen(self, pool: str, event: WorkerEvent, now_ms: int) -> None:
+        """A worker's event arrived: it is alive and has this capacity. What it finished is ended apart."""
+
+    def adopted(self, request_id: str, worker_id: str, attempt: int, now_ms: int) -> None:
+        """A request is found to run already (dispatched by an earlier scheduler): it is in flight."""
+
+    def orphaned(self, request_id: str, last_attempt: int, now_ms: int) -> None:
+        """A request is found started by an earlier scheduler's dispatch, its worker gone: in its line."""
+
+    def undelivered(self, request_id: str, now_ms: int) -> None:
+        """A dispatch was not published: the request is back at its place in the line."""
+
+    def probed(self, request_id: str, lease_holder: str | None, last_attempt: int, now_ms: int) -> None:
+        """What Redis says of a request in flight that is not sealed.
+
+        Args:
+            lease_holder: the worker whose lease is alive, or None.
+            last_attempt: the highest attempt that has started; 0 = none.
+        """
+
+    def ended(self, request_id: str) -> None:
+        """A request has reached its terminal state, or is no longer ours: forget it."""
+
+    def decide(self, now_ms: int) -> list[Effect]:
+        """What is to be done now; each effect is returned once. Cheap when nothing is."""
+
+    def to_probe(self, now_ms: int) -> list[str]:
+        """Requests in flight of which it is time to ask Redis whether they are alive."""
+
+    def waiting(self) -> dict[QueueClass, int]:
+        """Requests in each line."""
+
+    def in_flight(self) -> int:
+        """Requests given to workers and not ended."""

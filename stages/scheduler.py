@@ -1,0 +1,418 @@
+"""The scheduler's shell: performs what the policy decides, and tells it what became of it.
+
+It knows neither consumer groups nor the policy's reasons: records come in through :meth:`Scheduler.admit`,
+worker events through :meth:`Scheduler.heard`, positions go out through ``done``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiokafka import ConsumerRecord
+from opentelemetry.trace import Span, SpanKind
+
+from contracts.entries import Dispatched, Terminal
+from contracts.errors import ErrorCode, RecordError, error_body
+from contracts.records import DispatchRecord, QueuedRecord, decode
+from contracts.stream_ids import DISPATCHED, StreamId
+from contracts.tiers import Status
+from contracts.token_stream import Appended, StreamsUnavailable
+from contracts.topics import Topics
+from contracts.worker_events import WorkerEvent
+from infra.kafka import Publisher, PublishError
+from infra.stream_redis import RedisTokenStreams
+from infra.telemetry import (
+    DEAD_LETTERS,
+    HOP,
+    QUEUE_WAIT,
+    REDISPATCHES,
+    end_span,
+    start_span,
+    trace_headers,
+    traceparent_from,
+    traceparent_of,
+)
+
+from .outcomes import Endings
+from .protocols import Dispatch, Expire, GiveUp, Job, SchedulingPolicy
+from .retry import until_done
+
+log = logging.getLogger(__name__)
+
+STAGE = "scheduler"
+#: Requests that are being ended at once (seal, read, publish).
+ENDINGS_AT_ONCE = 32
+#: Pause after a dispatch that Redis or Kafka did not take, before anything is tried again.
+TROUBLE_PAUSE_SECONDS = 0.2
+
+_EXPIRED = Terminal(
+    status=Status.EXPIRED,
+    error=error_body(ErrorCode.DEADLINE_EXCEEDED, "The request waited too long to be started."),
+)
+_WORKER_LOST = Terminal(
+    status=Status.FAILED,
+    error=error_body(ErrorCode.WORKER_LOST, "The worker was lost and no other could take over."),
+)
+_BAD_RECORD = Terminal(
+    status=Status.FAILED,
+    error=error_body(ErrorCode.BAD_RECORD, "The request could not be processed."),
+)
+
+Position = tuple[str, int, int]
+
+
+class SteadyClock:
+    """Unix milliseconds that never step: the wall clock at start, and monotonic time since."""
+
+    def __init__(self) -> None:
+        self._offset_ns = time.time_ns() - time.monotonic_ns()
+
+    def now_ms(self) -> int:
+        """Unix milliseconds."""
+        return (self._offset_ns + time.monotonic_ns()) // 1_000_000
+
+
+@dataclass(slots=True)
+class _Held:
+    """A request between its queue record and its seal.
+
+    Attributes:
+        positions: its queue records (a redelivered moderation queues it twice).
+        checked: whether its stream has been looked at, or we have dispatched it ourselves.
+        ending: whether it is being ended.
+        span: open while it waits.
+    """
+
+    record: QueuedRecord
+    positions: list[Position]
+    traceparent: str | None
+    span: Span | None
+    checked: bool = False
+    ending: bool = False
+
+    def close_span(self, error: str | None = None) -> None:
+        if self.span is not None:
+            end_span(self.span, error)
+            self.span = None
+
+
+@dataclass
+class Scheduler:
+    """Takes queue records to the seals of their requests.
+
+    A record's position is reported ``done`` once its stream is sealed and, unless the worker that sealed
+    it publishes the outcome, the outcome is on Kafka. Everything in between survives a restart: the
+    records are read again, and their streams and leases tell how far they have come.
+    """
+
+    topics: Topics
+    policy: SchedulingPolicy
+    streams: RedisTokenStreams
+    publisher: Publisher
+    done: Callable[[str, int, int], None]
+    clock: SteadyClock = field(default_factory=SteadyClock)
+    _held: dict[str, _Held] = field(default_factory=dict)
+    _outbox: list[Dispatch] = field(default_factory=list)
+    _outgoing: asyncio.Event = field(default_factory=asyncio.Event)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _gate: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ENDINGS_AT_ONCE))
+
+    def __post_init__(self) -> None:
+        self._endings = Endings(self.streams, self.publisher, self.topics.outcomes)
+
+    async def admit(self, records: Sequence[ConsumerRecord], *, old: bool) -> None:
+        """Take queue records in.
+
+        Args:
+            old: they may have been dispatched before (redelivered after a restart or a rebalance), so
+                their streams are looked at first; waits for Redis if it must.
+        """
+        new: list[str] = []
+        for record in records:
+            position = (record.topic, record.partition, record.offset)
+            try:
+                request = decode(QueuedRecord, record.value)
+            except RecordError as error:
+                self._spawn(self._bury(record, error))
+                continue
+            held = self._held.get(request.request_id)
+            if held is None:
+                self._held[request.request_id] = self._hold(request, position, record.headers)
+                new.append(request.request_id)
+            elif position not in held.positions:
+                held.positions.append(position)
+        if old:
+            await self._resume(new)
+        else:
+            now_ms = self.clock.now_ms()
+            for request_id in new:
+                self.policy.queued(_job(self._held[request_id].record), now_ms)
+        self.react()
+
+    def _hold(self, request: QueuedRecord, position: Position, headers: Any) -> _Held:
+        HOP.labels("queue").observe(max(0, self.clock.now_ms() - request.moderated_ms) / 1000)
+        traceparent = traceparent_from(headers)
+        span = start_span(
+            "schedule",
+            traceparent,
+            kind=SpanKind.CONSUMER,
+            attributes={
+                "headrace.request_id": request.request_id,
+                "headrace.queue_class": request.queue_class.value,
+                "gen_ai.operation.name": "chat",
+                "gen_ai.request.model": request.model,
+            },
+        )
+        return _Held(request, [position], traceparent_of(span) or traceparent, span)
+
+    async def _resume(self, request_ids: list[str]) -> None:
+        """Queue requests that an earlier scheduler may have dispatched, as far as they have come."""
+        if not request_ids:
+            return
+        states = await until_done(lambda: self._look(request_ids), "look at streams")
+        now_ms = self.clock.now_ms()
+        for request_id, (last, holder) in zip(request_ids, states, strict=True):
+            held = self._held.get(request_id)
+            if held is None:
+                continue
+            held.checked = True
+            if last is None or last.is_seal:
+                self._end(request_id, None)
+                continue
+            self.policy.queued(_job(held.record), now_ms)
+            self._catch_up(request_id, last, holder, now_ms)
+
+    def _catch_up(self, request_id: str, last: StreamId, holder: str | None, now_ms: int) -> None:
+        if holder is not None:
+            self.policy.adopted(request_id, holder, last.attempt, now_ms)
+        elif last.attempt:
+            self.policy.orphaned(request_id, last.attempt, now_ms)
+
+    async def _look(self, request_ids: list[str]) -> list[tuple[StreamId | None, str | None]]:
+        """Last id and lease holder of each stream. A seal deletes the lease, so the lease is read first."""
+        holders = await self.streams.lease_holders(request_ids)
+        last_ids = await self.streams.last_ids(request_ids)
+        return list(zip(last_ids, holders, strict=True))
+
+    def heard(self, pool: str, event: WorkerEvent) -> None:
+        """A worker's event: its capacity, and requests that it has sealed and whose outcome it publishes."""
+        self.policy.worker_seen(pool, event, self.clock.now_ms())
+        for request_id in event.finished:
+            held = self._held.get(request_id)
+            if held is not None and not held.ending:
+                self._forget(request_id)
+
+    def lose(self, kept: Callable[[str, int], bool]) -> None:
+        """Partitions went to another scheduler: forget the requests that came from them."""
+        for request_id, held in list(self._held.items()):
+            held.positions[:] = [p for p in held.positions if kept(p[0], p[1])]
+            if not held.positions:
+                self._forget(request_id)
+
+    def react(self) -> None:
+        """Let the policy decide, and set its effects going. Called after every event; cheap without one."""
+        for effect in self.policy.decide(self.clock.now_ms()):
+            match effect:
+                case Dispatch():
+                    self._outbox.append(effect)
+                case Expire():
+                    self._end(effect.request_id, _EXPIRED)
+                case GiveUp():
+                    self._end(effect.request_id, _WORKER_LOST)
+        if self._outbox:
+            self._outgoing.set()
+
+    async def probe(self) -> None:
+        """Ask Redis after requests in flight that were not heard of; the policy judges the answers.
+
+        Raises:
+            StreamsUnavailable: nothing is known, nothing is judged.
+        """
+        due = self.policy.to_probe(self.clock.now_ms())
+        if not due:
+            return
+        states = await self._look(due)
+        now_ms = self.clock.now_ms()
+        for request_id, (last, holder) in zip(due, states, strict=True):
+            if last is None or last.is_seal:
+                self._end(request_id, None)
+            else:
+                self.policy.probed(request_id, holder, last.attempt, now_ms)
+
+    async def deliver(self) -> None:
+        """Perform dispatches for ever, in the order they were decided; one round trip for all at hand."""
+        while True:
+            await self._outgoing.wait()
+            self._outgoing.clear()
+            batch = [d for d in self._outbox if d.request_id in self._held]
+            self._outbox.clear()
+            if batch:
+                await self._deliver(batch)
+
+    async def _deliver(self, batch: list[Dispatch]) -> None:
+        try:
+            results = await self.streams.append(
+                [(d.request_id, DISPATCHED, Dispatched(worker_id=d.worker_id)) for d in batch]
+            )
+            unsure = [
+                d.request_id
+                for d, result in zip(batch, results, strict=True)
+                if result is Appended.FENCED and not self._checked(d.request_id)
+            ]
+            states = dict(zip(unsure, await self._look(unsure), strict=True)) if unsure else {}
+        except StreamsUnavailable as error:
+            await self._undelivered(batch, error)
+            return
+        now_ms = self.clock.now_ms()
+        ready: list[Dispatch] = []
+        for dispatch, result in zip(batch, results, strict=True):
+            request_id = dispatch.request_id
+            held = self._held.get(request_id)
+            if held is None or held.ending:
+                continue
+            held.checked = True
+            last, holder = states.get(request_id, (DISPATCHED, None))
+            if result is Appended.SEALED or result is Appended.GONE or last is None or last.is_seal:
+                self._end(request_id, None)
+            elif holder is not None or last.attempt:
+                # A second record of a request that runs, or ran, already.
+                self._catch_up(request_id, last, holder, now_ms)
+            else:
+                ready.append(dispatch)
+        if ready:
+            self._spawn(self._send(ready))
+        if len(ready) < len(batch):
+            self.react()
+
+    def _checked(self, request_id: str) -> bool:
+        held = self._held.get(request_id)
+        return held is not None and held.checked
+
+    async def _send(self, batch: list[Dispatch]) -> None:
+        results = await asyncio.gather(*(self._send_one(d) for d in batch), return_exceptions=True)
+        lost: list[Dispatch] = []
+        for dispatch, result in zip(batch, results, strict=True):
+            if isinstance(result, PublishError):
+                lost.append(dispatch)
+            elif result is not None:
+                raise result
+        if lost:
+            await self._undelivered(lost, PublishError(self.topics.dispatch("*")))
+
+    async def _send_one(self, dispatch: Dispatch) -> None:
+        held = self._held.get(dispatch.request_id)
+        if held is None:
+            return
+        record = held.record
+        now_ms = self.clock.now_ms()
+        value = DispatchRecord.model_construct(
+            **record.__dict__,
+            attempt=dispatch.attempt,
+            worker_id=dispatch.worker_id,
+            dispatched_ms=now_ms,
+        ).encode()
+        traceparent = held.traceparent
+        held.close_span()
+        await self.publisher.send(
+            self.topics.dispatch(record.pool),
+            value,
+            key=record.request_id,
+            partition=dispatch.slot,
+            headers=trace_headers(traceparent),
+        )
+        if dispatch.attempt == 1:
+            QUEUE_WAIT.labels(record.queue_class.value).observe(
+                max(0, now_ms - record.moderated_ms) / 1000
+            )
+        else:
+            REDISPATCHES.inc()
+            log.info(
+                "dispatched again",
+                extra={
+                    "request_id": record.request_id,
+                    "attempt": dispatch.attempt,
+                    "worker_id": dispatch.worker_id,
+                },
+            )
+
+    async def _undelivered(self, batch: list[Dispatch], error: Exception) -> None:
+        log.warning("not dispatched", extra={"requests": len(batch), "error": str(error)[:200]})
+        await asyncio.sleep(TROUBLE_PAUSE_SECONDS)
+        now_ms = self.clock.now_ms()
+        for dispatch in batch:
+            self.policy.undelivered(dispatch.request_id, now_ms)
+        self.react()
+
+    def _end(self, request_id: str, terminal: Terminal | None) -> None:
+        """End a request: seal it (None: it is sealed, or its stream is gone) and publish the outcome."""
+        held = self._held.get(request_id)
+        if held is not None and not held.ending:
+            held.ending = True
+            self._spawn(self._ended(request_id, held, terminal))
+
+    async def _ended(self, request_id: str, held: _Held, terminal: Terminal | None) -> None:
+        async with self._gate:
+            if terminal is None:
+                status = await self._endings.publish(held.record, held.traceparent)
+            else:
+                status = await self._endings.end(held.record, terminal, held.traceparent)
+        held.close_span(status.value if status in (Status.FAILED, Status.EXPIRED) else None)
+        if self._held.get(request_id) is held:
+            self._forget(request_id)
+            self.react()
+
+    def _forget(self, request_id: str) -> None:
+        held = self._held.pop(request_id)
+        held.close_span()
+        self.policy.ended(request_id)
+        for position in held.positions:
+            self.done(*position)
+
+    async def _bury(self, record: ConsumerRecord, error: RecordError) -> None:
+        DEAD_LETTERS.labels(STAGE, error.reason).inc()
+        request_id = error.request_id
+        await until_done(
+            lambda: self.publisher.dead_letter(self.topics.deadletter, STAGE, record, error),
+            "dead-letter",
+        )
+        if request_id is not None:
+            await until_done(lambda: self.streams.seal(request_id, _BAD_RECORD), "seal")
+        self.done(record.topic, record.partition, record.offset)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._settled)
+
+    def _settled(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            # A bug of ours: the request stays held and is redelivered after a restart.
+            log.error("an effect failed", exc_info=task.exception())
+
+    async def finish(self, seconds: float) -> None:
+        """Wait up to ``seconds`` for effects under way, then cancel them: what is left is redelivered."""
+        tasks = set(self._tasks)
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=seconds)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+
+def _job(record: QueuedRecord) -> Job:
+    return Job(
+        request_id=record.request_id,
+        queue_class=record.queue_class,
+        pool=record.pool,
+        tenant=record.tenant,
+        choices=record.sampling.n,
+        prompt_tokens=len(record.prompt_token_ids),
+        queued_ms=record.moderated_ms,
+        deadline_ms=record.deadline_ms,
+    )

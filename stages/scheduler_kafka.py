@@ -1,0 +1,257 @@
+"""The scheduler process: queue records from Kafka, worker events from Redis, and the clock's tick."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, ConsumerRecord
+from aiokafka import TopicPartition as Partition
+from aiokafka.errors import KafkaError
+from pydantic import ValidationError
+from redis.exceptions import RedisError
+
+from contracts.tiers import QueueClass
+from contracts.token_stream import StreamsUnavailable
+from infra.kafka import Publisher, Tracked, make_consumer
+from infra.settings import Settings
+from infra.stream_redis import RedisTokenStreams, connect
+from infra.telemetry import QUEUE_DEPTH
+from infra.worker_feed_redis import WorkerFeed
+
+from .errors import RoleStuck
+from .scheduler import STAGE, Scheduler
+from .scheduler_policy import StrictPolicy
+
+log = logging.getLogger(__name__)
+
+#: Leases are checked and depths published so often.
+TICK_SECONDS = 0.25
+#: How long a read of the worker feed or of the queues waits for something to come.
+BLOCK_MS = 250
+PAUSE_SECONDS = 0.5
+
+DEPTH_KEY = "hr:queue:depth"
+DEPTH_TTL_MS = 3_000
+
+
+@dataclass
+class _QueuePositions(Tracked):
+    """Positions of the queue topics; tells the scheduler which partitions it no longer has."""
+
+    scheduler: Scheduler | None = None
+
+    def on_partitions_assigned(self, assigned: Iterable[Partition]) -> None:
+        super().on_partitions_assigned(assigned)
+        kept = {(p.topic, p.partition) for p in assigned}
+        if self.scheduler is not None:
+            self.scheduler.lose(lambda topic, partition: (topic, partition) in kept)
+
+
+class SchedulerRole:
+    """The scheduler process (see :class:`infra.role.Role`)."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._topics = settings.kafka.topics
+        self._redis = connect(settings.redis)
+        self._feeds = connect(settings.redis, blocking=True)
+        self._streams = RedisTokenStreams(self._redis, settings.streams)
+        self._publisher = Publisher(settings.kafka)
+        self._policy = StrictPolicy(settings.scheduler, settings.streams.lease_ms)
+        self._consumer: AIOKafkaConsumer | None = None
+        self._intake: QueueIntake | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Connect, join the group, begin."""
+        await self._streams.ping()
+        await self._publisher.start()
+        consumer = make_consumer(
+            self._settings.kafka, group=f"{self._topics.prefix}-{STAGE}", client_id=f"headrace-{STAGE}"
+        )
+        self._consumer = consumer
+        tracked = _QueuePositions(consumer)
+        scheduler = tracked.scheduler = Scheduler(
+            topics=self._topics,
+            policy=self._policy,
+            streams=self._streams,
+            publisher=self._publisher,
+            done=tracked.done,
+        )
+        self._intake = QueueIntake(self._settings, consumer, tracked, scheduler)
+        consumer.subscribe(list(self._topics.queues), listener=tracked)
+        await consumer.start()
+        self._tasks = [
+            asyncio.ensure_future(work)
+            for work in (
+                self._intake.run(),
+                scheduler.deliver(),
+                self._ticking(scheduler, self._intake),
+                *(self._listen(scheduler, pool) for pool in self._settings.pools),
+            )
+        ]
+
+    async def not_ready(self) -> str | None:
+        """Why requests are not scheduled right now."""
+        if self._consumer is None or not self._consumer.assignment():
+            return "no partitions"
+        await self._streams.ping()
+        return None
+
+    async def run(self) -> None:
+        """Ends only when one of its loops has."""
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        raise RoleStuck("a loop of the scheduler ended")
+
+    async def drain(self) -> None:
+        """Take nothing new, finish the effects under way, commit."""
+        await self._cancel()
+        if self._intake is not None:
+            await self._intake.scheduler.finish(self._settings.drain_seconds)
+            await self._intake.tracked.commit()
+
+    async def stop(self) -> None:
+        """See :class:`infra.role.Role`."""
+        await self._cancel()
+        if self._intake is not None:
+            await self._intake.scheduler.finish(0)
+        if self._consumer is not None:
+            await self._consumer.stop()
+        await self._publisher.stop()
+        await self._feeds.aclose()
+        await self._redis.aclose()
+
+    async def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    async def _listen(self, scheduler: Scheduler, pool: str) -> None:
+        """Follow the worker feed of one pool, from its end: what is older tells nothing about now."""
+        feed = WorkerFeed(self._feeds, pool)
+        position: str | None = None
+        while True:
+            try:
+                async with asyncio.timeout(BLOCK_MS / 1000 + self._settings.redis.timeout_seconds):
+                    if position is None:
+                        position, _ = await feed.recent(1)
+                    position, events = await feed.read(position, BLOCK_MS)
+            except (RedisError, OSError, TimeoutError, ValidationError) as error:
+                log.warning("worker feed", extra={"pool": pool, "error": type(error).__name__})
+                position = None
+                await asyncio.sleep(PAUSE_SECONDS)
+                continue
+            for event in events:
+                scheduler.heard(pool, event)
+            if events:
+                scheduler.react()
+
+    async def _ticking(self, scheduler: Scheduler, intake: QueueIntake) -> None:
+        """What only time brings: lapsed leases, deadlines, ageing, commits, published depths."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            try:
+                await scheduler.probe()
+            except StreamsUnavailable as error:
+                log.warning("leases not read", extra={"error": str(error)[:200]})
+            scheduler.react()
+            await intake.tracked.commit(now=time.monotonic())
+            await self._publish_depths(await intake.depths())
+
+    async def _publish_depths(self, depths: dict[QueueClass, int]) -> None:
+        for queue_class, depth in depths.items():
+            QUEUE_DEPTH.labels(queue_class.value).set(depth)
+        client: Any = self._redis
+        try:
+            async with client.pipeline(transaction=True) as pipe:
+                pipe.hset(DEPTH_KEY, mapping={c.value: n for c, n in depths.items()})
+                pipe.pexpire(DEPTH_KEY, DEPTH_TTL_MS)
+                await pipe.execute()
+        except (RedisError, OSError, TimeoutError) as error:
+            log.warning("depths not published", extra={"error": type(error).__name__})
+
+
+class QueueIntake:
+    """Reads the queues as far as the scheduler's windows have room; the rest waits in Kafka.
+
+    A class whose window is full is not read, so its partitions stand still while the others move. One
+    read may overfill a window by what the other classes have room for, never by more.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        consumer: AIOKafkaConsumer,
+        tracked: Tracked,
+        scheduler: Scheduler,
+    ) -> None:
+        self._window = settings.scheduler.window_per_class
+        self._classes = settings.kafka.topics.queues
+        self._consumer = consumer
+        self.tracked = tracked
+        self.scheduler = scheduler
+        self._old_below: dict[Partition, int] = {}
+
+    async def run(self) -> None:
+        """Read for ever."""
+        while True:
+            room = self._room()
+            ready = [p for p in self._consumer.assignment() if room[self._classes[p.topic]] > 0]
+            if not ready:
+                await asyncio.sleep(BLOCK_MS / 1000)
+                continue
+            most = min(room[self._classes[p.topic]] for p in ready)
+            try:
+                batch = await self._consumer.getmany(
+                    *ready, timeout_ms=BLOCK_MS, max_records=min(most, 500)
+                )
+            except KafkaError as error:
+                log.warning("no records", extra={"error": type(error).__name__})
+                await asyncio.sleep(PAUSE_SECONDS)
+                continue
+            if batch:
+                await self._admit(batch)
+
+    async def _admit(self, batch: dict[Partition, list[ConsumerRecord]]) -> None:
+        old: list[ConsumerRecord] = []
+        new: list[ConsumerRecord] = []
+        for partition, records in batch.items():
+            if partition not in self.tracked.marks:
+                # The first records since we were given this partition: what was in it by then may have
+                # been dispatched by its former owner.
+                self._old_below[partition] = self._consumer.highwater(partition) or 0
+            for record in records:
+                self.tracked.take(record)
+                (old if record.offset < self._old_below[partition] else new).append(record)
+        if new:
+            await self.scheduler.admit(new, old=False)
+        if old:
+            await self.scheduler.admit(old, old=True)
+
+    def _room(self) -> dict[QueueClass, int]:
+        waiting = self.scheduler.policy.waiting()
+        return {c: self._window - n for c, n in waiting.items()}
+
+    async def depths(self) -> dict[QueueClass, int]:
+        """Waiting requests per class: those in the window and, where it is full, those still in Kafka."""
+        depths = self.scheduler.policy.waiting()
+        room = self._room()
+        full = [p for p in self._consumer.assignment() if room[self._classes[p.topic]] <= 0]
+        if not full:
+            return depths
+        try:
+            ends = await self._consumer.end_offsets(full)
+            for partition in full:
+                behind = ends[partition] - await self._consumer.position(partition)
+                depths[self._classes[partition.topic]] += max(0, behind)
+        except (KafkaError, TimeoutError) as error:
+            log.warning("lag not known", extra={"error": type(error).__name__})
+        return depths

@@ -1,0 +1,86 @@
+"""The edge's process: connections, hub and server, in the order of their needs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import redis.asyncio as redis
+
+from infra.kafka import Publisher
+from infra.settings import Settings
+from infra.stream_redis import RedisTokenStreams, connect
+
+from .hub import Hub
+from .protocols import Door, Intake
+from .server_websockets import EdgeServer
+
+
+class OpenIntake(Intake, Protocol):
+    """An intake that must be closed before what it was made of."""
+
+    async def close(self) -> None:
+        """Finish what has begun, then let go."""
+
+
+MakeDoor = Callable[[Settings], Door]
+MakeIntake = Callable[[Settings, RedisTokenStreams, Publisher], Awaitable[OpenIntake]]
+
+
+class EdgeRole:
+    """See :class:`infra.role.Role`.
+
+    Args:
+        make_door / make_intake: how what is behind the edge's seams is built.
+    """
+
+    def __init__(self, settings: Settings, make_door: MakeDoor, make_intake: MakeIntake) -> None:
+        self._settings = settings
+        self._make_door = make_door
+        self._make_intake = make_intake
+        self._client: redis.Redis | None = None
+        self._reader_client: redis.Redis | None = None
+        self._publisher: Publisher | None = None
+        self._intake: OpenIntake | None = None
+        self._hub: Hub | None = None
+        self._server: EdgeServer | None = None
+
+    async def start(self) -> None:
+        settings = self._settings
+        self._client = connect(settings.redis)
+        self._reader_client = connect(settings.redis, blocking=True)
+        streams = RedisTokenStreams(self._client, settings.streams)
+        await streams.ping()
+        self._publisher = Publisher(settings.kafka)
+        await self._publisher.start()
+        self._intake = await self._make_intake(settings, streams, self._publisher)
+        self._hub = Hub(streams, self._reader_client, settings.edge.buffer_entries)
+        await self._hub.start()
+        self._server = EdgeServer(settings, self._make_door(settings), self._intake, streams, self._hub)
+        await self._server.start()
+
+    async def not_ready(self) -> str | None:
+        if self._hub is None or self._server is None:
+            return "starting"
+        return self._hub.not_ready() or self._server.not_ready()
+
+    async def drain(self) -> None:
+        if self._server is not None:
+            await self._server.drain(self._settings.drain_seconds)
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop()
+        if self._hub is not None:
+            await self._hub.stop()
+        if self._intake is not None:
+            await self._intake.close()
+        if self._publisher is not None:
+            await self._publisher.stop()
+        for client in (self._client, self._reader_client):
+            if client is not None:
+                await client.aclose()
+
+    async def run(self) -> None:
+        assert self._hub is not None
+        await self._hub.run()

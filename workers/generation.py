@@ -1,0 +1,300 @@
+"""One attempt at a reply: the engine's tokens in, entries of the token stream out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+from enum import Enum
+
+from contracts.entries import Started, Terminal, Text
+from contracts.errors import ErrorCode, error_body
+from contracts.records import DispatchRecord, Usage
+from contracts.reply import ChoiceState, Reply
+from contracts.stream_ids import SEAL, StreamId
+from contracts.tiers import FinishReason, Status
+from contracts.token_stream import Appended
+
+from .assembler import Assembler, Piece
+from .errors import EngineDead, RequestFailed
+from .protocols import Engine, EngineRequest
+from .takeover import Generate
+from .writer import StreamWriter
+
+log = logging.getLogger(__name__)
+
+
+class Ending(Enum):
+    """How an attempt ended for this worker."""
+
+    #: This attempt wrote the seal.
+    SEALED = "sealed"
+    #: Somebody else did (a cancel, a deadline).
+    SEALED_ELSEWHERE = "sealed_elsewhere"
+    #: Another attempt has taken over; the request is no longer ours.
+    FENCED = "fenced"
+    #: The stream is gone.
+    GONE = "gone"
+    #: The token streams could not be reached: whoever finds the lease run out goes on.
+    UNREACHABLE = "unreachable"
+
+
+_REFUSED = {
+    Appended.SEALED: Ending.SEALED_ELSEWHERE,
+    Appended.FENCED: Ending.FENCED,
+    Appended.GONE: Ending.GONE,
+}
+
+
+class Generation:
+    """An attempt; used once, by one task.
+
+    Attributes:
+        reply: the fold of the stream with what this attempt has written, its seal included.
+        first_token_at: monotonic seconds at which its first text went to the writer, or None.
+        last_token_at: the same for its latest tokens from the engine.
+        new_tokens: output tokens this attempt has generated.
+        cached_tokens: prompt tokens the engine had in a cache.
+    """
+
+    def __init__(
+        self,
+        record: DispatchRecord,
+        plan: Generate,
+        reply: Reply,
+        *,
+        engine: Engine,
+        writer: StreamWriter,
+        prefill_seconds: float,
+        hang_seconds: float,
+    ) -> None:
+        """An attempt at ``record`` as :func:`workers.takeover.decide` planned it.
+
+        Args:
+            prefill_seconds: without a first token for so long, it counts as hung.
+            hang_seconds: the same between tokens.
+        """
+        self.request_id = record.request_id
+        self.attempt = plan.attempt
+        self.reply = reply
+        self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
+        self.cached_tokens = 0
+        self._record = record
+        self._emitted = plan.emitted
+        self._engine = engine
+        self._writer = writer
+        self._prefill_seconds = prefill_seconds
+        self._hang_seconds = hang_seconds
+        self._loop = asyncio.get_running_loop()
+        self._progress = self._written = self._loop.time()
+        self._tokens_out = len(plan.emitted)
+        self._text: list[list[str]] = [[] for _ in range(record.sampling.n)]
+        self._answer: asyncio.Future[Appended | None] = self._loop.create_future()
+        self._generating: asyncio.Task[object] | None = None
+        self._request = EngineRequest(
+            engine_id=f"{record.request_id}/{plan.attempt}",
+            prompt_token_ids=record.prompt_token_ids,
+            emitted_token_ids=plan.emitted,
+            sampling=record.sampling,
+            priority=record.queue_class.rank,
+            cache_salt=record.tenant,
+        )
+        self._choices = [
+            Assembler(
+                engine.detokenizer(self._request),
+                stop=record.sampling.stop,
+                min_tokens=record.sampling.min_tokens,
+                emitted_tokens=len(plan.emitted),
+            )
+            for _ in range(record.sampling.n)
+        ]
+
+    @property
+    def new_tokens(self) -> int:
+        """Output tokens this attempt has generated."""
+        return sum(c.generated for c in self._choices) - len(self._emitted) * len(self._choices)
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of the whole reply so far, each counted once over all attempts."""
+        prompt = len(self._record.prompt_token_ids)
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=sum(c.generated for c in self._choices),
+            cached_tokens=min(self.cached_tokens, prompt),
+        )
+
+    # -- what the writer and the lease keeper see
+
+    @property
+    def closed(self) -> bool:
+        """See :class:`workers.writer.Sink`."""
+        return self._answer.done()
+
+    def appended(self, entry_id: StreamId) -> None:
+        """See :class:`workers.writer.Sink`."""
+        self._written = self._loop.time()
+        if entry_id.token == 0 or entry_id == SEAL:
+            self._set_answer(Appended.OK)
+
+    def refused(self, result: Appended | None) -> None:
+        """See :class:`workers.writer.Sink`. Ends the generation at once."""
+        self._set_answer(result)
+        if self._generating is not None:
+            self._generating.cancel()
+            self._generating = None
+
+    def hung(self, now: float) -> bool:
+        """See :class:`workers.leases.Leased`."""
+        patience = self._prefill_seconds if self.last_token_at is None else self._hang_seconds
+        return now - self._progress > patience
+
+    def wrote_since(self, then: float) -> bool:
+        """See :class:`workers.leases.Leased`."""
+        return self._written > then
+
+    def _set_answer(self, result: Appended | None) -> None:
+        if not self._answer.done():
+            self._answer.set_result(result)
+
+    # -- what the task that runs it calls, in this order
+
+    async def start(self, worker_id: str, model_revision: str) -> Appended | None:
+        """Write ``<a>-0``; anything but OK means this attempt does not happen."""
+        started = Started(worker_id=worker_id, model_revision=model_revision)
+        self._writer.put(self, StreamId(self.attempt, 0), started)
+        result = await self._answer
+        if result is Appended.OK:
+            self._answer = self._loop.create_future()
+            self._progress = self._loop.time()
+            self.reply.attempts = self.attempt
+        return result
+
+    async def run(self) -> Ending:
+        """Generate to the end, and seal.
+
+        Raises:
+            workers.errors.EngineDead: nothing was sealed; another worker goes on.
+        """
+        try:
+            await self._generate_or_stop()
+        except RequestFailed as error:
+            code = ErrorCode.INVALID_VALUE if error.client_fault else ErrorCode.ENGINE_ERROR
+            return await self._seal(
+                self._failed(code, f"the engine refused the request: {error.reason}")
+            )
+        except EngineDead:
+            raise
+        except Exception:
+            log.exception("an attempt failed", extra={"request_id": self.request_id})
+            return await self._seal(self._failed(ErrorCode.ENGINE_ERROR, "the engine failed"))
+        if self._answer.done():
+            return self._ending()
+        reasons = [c.finish_reason or FinishReason.LENGTH for c in self._choices]
+        return await self._seal(
+            Terminal(status=Status.COMPLETED, finish_reasons=reasons, usage=self.usage)
+        )
+
+    async def _generate_or_stop(self) -> None:
+        """Generate until all choices have ended, or until the writer or the lease keeper says stop."""
+        if self._answer.done() or self._ended_before():
+            return
+        task = asyncio.current_task()
+        self._generating = task
+        try:
+            await self._generate()
+        except asyncio.CancelledError:
+            # Ours, from refused(), unless somebody cancels the task as well.
+            if task is None or not self._answer.done() or task.uncancel() > 0:
+                raise
+        finally:
+            self._generating = None
+
+    async def _generate(self) -> None:
+        running = len(self._choices)
+        async with aclosing(self._engine.generate(self._request)) as deltas:
+            async for delta in deltas:
+                now = self._loop.time()
+                self._progress = self.last_token_at = now
+                if delta.cached_tokens is not None:
+                    self.cached_tokens = delta.cached_tokens
+                choice = self._choices[delta.index]
+                if choice.finish_reason is not None:
+                    continue
+                piece = choice.push(delta.token_ids, delta.logprobs)
+                if piece is not None:
+                    self._write(delta.index, piece, now)
+                if delta.finish_reason is not None:
+                    piece = choice.finish(delta.finish_reason)
+                    if piece is not None:
+                        self._write(delta.index, piece, now)
+                if choice.finish_reason is not None:
+                    running -= 1
+                    if not running:
+                        return
+                if self._writer.full:
+                    await self._writer.room()
+        raise RequestFailed("it ended without saying why")
+
+    def _ended_before(self) -> bool:
+        """Whether the attempt this one goes on from had written all the text, and only not the seal."""
+        if not self._emitted:
+            return False
+        choice = self._choices[0]
+        if self._record.sampling.stop:
+            # A stop string cuts the last token's text: then the tokens say more than the text that is out.
+            prompt_only = EngineRequest(
+                self._request.engine_id,
+                self._request.prompt_token_ids,
+                (),
+                self._request.sampling,
+                0,
+                "",
+            )
+            detokenizer = self._engine.detokenizer(prompt_only)
+            text = "".join([detokenizer.push(t) for t in self._emitted])
+            if len(text) > len(self.reply.choices[0].text):
+                choice.finish_reason = FinishReason.STOP
+                return True
+        budget = self._record.sampling.max_tokens
+        if budget is not None and len(self._emitted) >= budget:
+            choice.finish_reason = FinishReason.LENGTH
+            return True
+        return False
+
+    def _write(self, index: int, piece: Piece, now: float) -> None:
+        if self.first_token_at is None:
+            self.first_token_at = now
+        self._tokens_out += len(piece.token_ids)
+        self._text[index].append(piece.text)
+        logprobs = None if piece.logprobs is None else tuple(piece.logprobs)
+        entry = Text(piece.text, tuple(piece.token_ids), index, logprobs)
+        self._writer.put(self, StreamId(self.attempt, self._tokens_out), entry)
+
+    def _failed(self, code: ErrorCode, message: str) -> Terminal:
+        return Terminal(status=Status.FAILED, usage=self.usage, error=error_body(code, message))
+
+    async def _seal(self, terminal: Terminal) -> Ending:
+        """Write the terminal entry behind the last text, and wait for what becomes of it."""
+        self._writer.put(self, SEAL, terminal)
+        await self._answer
+        ending = self._ending()
+        if ending is Ending.SEALED:
+            self._fold(terminal)
+        return ending
+
+    def _fold(self, terminal: Terminal) -> None:
+        """Bring :attr:`reply` up to date from what was written, without reading it again."""
+        for index, parts in enumerate(self._text):
+            if parts:
+                self.reply.choices.setdefault(index, ChoiceState()).text += "".join(parts)
+        self.reply.tokens_out = self._tokens_out
+        self.reply.terminal = terminal
+        self.reply.last_id = SEAL
+
+    def _ending(self) -> Ending:
+        result = self._answer.result()
+        if result is None:
+            return Ending.UNREACHABLE
+        return Ending.SEALED if result is Appended.OK else _REFUSED[result]

@@ -1,0 +1,326 @@
+"""What happens to one dispatched request, from its record until its position may be committed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from opentelemetry.trace import Span, SpanKind
+
+from contracts.entries import StreamEntry, Terminal
+from contracts.errors import ErrorCode, error_body
+from contracts.outcome import make_outcome
+from contracts.records import DispatchRecord
+from contracts.reply import Reply
+from contracts.tiers import Status
+from contracts.token_stream import Appended, StreamsUnavailable
+from infra.kafka import Publisher, PublishError
+from infra.settings import WorkerSettings
+from infra.telemetry import (
+    ENGINE_TTFT,
+    FENCED,
+    REQUESTS,
+    TAKEOVERS,
+    TOKENS,
+    TPOT,
+    TTFT,
+    end_span,
+    start_span,
+    trace_headers,
+)
+
+from .generation import Ending, Generation
+from .leases import LeaseKeeper
+from .protocols import Engine
+from .takeover import Decision, Expired, Finished, Foreign, Generate, Lost, NotContinuable, decide
+from .writer import StreamWriter
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_LONGEST_PAUSE_SECONDS = 5.0
+#: Times a start may be fenced by somebody else's before the request is left to them.
+_STARTS = 3
+
+
+class Streams(Protocol):
+    """What a handler reads and writes outside the writer's pipelines."""
+
+    async def read_all(self, request_id: str, page: int = 1_000) -> list[StreamEntry]:
+        """The whole stream as it is now."""
+
+    async def lease_holders(self, request_ids: list[str]) -> list[str | None]:
+        """The worker that holds each request's lease."""
+
+    async def seal(self, request_id: str, terminal: Terminal) -> Appended:
+        """Write the terminal entry."""
+
+
+@dataclass(frozen=True)
+class Services:
+    """What all handlers of a worker share.
+
+    Attributes:
+        finished: called with the id of a request once its stream is sealed and it no longer runs here.
+        give_up_seconds: how long the token streams may be unreachable before a request is given up.
+        gate: bounds the handlers that use connections of their own at once.
+    """
+
+    worker_id: str
+    model_revision: str
+    settings: WorkerSettings
+    engine: Engine
+    streams: Streams
+    writer: StreamWriter
+    leases: LeaseKeeper
+    publisher: Publisher
+    outcomes_topic: str
+    finished: Callable[[str], None]
+    give_up_seconds: float
+    gate: asyncio.Semaphore
+
+
+async def handle(services: Services, record: DispatchRecord, traceparent: str | None) -> None:
+    """Bring a request to its effect; when this returns, its position may be committed.
+
+    Raises:
+        workers.errors.EngineDead: the engine is gone; the position must stay.
+    """
+    handler = _Handler(services, record, traceparent)
+    try:
+        await handler.run()
+    except StreamsUnavailable:
+        # The scheduler holds the request until its seal, and finds no lease.
+        log.error("request given up, token streams unreachable", extra={"request_id": record.request_id})
+
+
+class _Handler:
+    def __init__(self, services: Services, record: DispatchRecord, traceparent: str | None) -> None:
+        self._s = services
+        self._record = record
+        self._rid = record.request_id
+        self._traceparent = traceparent
+
+    async def run(self) -> None:
+        # The usual case needs no look at the stream: if the start is accepted, nobody was before us.
+        first = self._record.attempt <= 1 and _now_ms() <= self._record.deadline_ms
+        if first and await self._attempt(Generate(1), Reply()):
+            return
+        for _ in range(_STARTS):
+            reply, holder = await self._look()
+            decision = decide(
+                self._record, reply, lease_holder=holder, worker_id=self._s.worker_id, now_ms=_now_ms()
+            )
+            if await self._do(decision, reply):
+                return
+        log.warning("request left to another worker", extra={"request_id": self._rid})
+
+    async def _look(self) -> tuple[Reply, str | None]:
+        async with self._s.gate:
+            items = await self._retry(lambda: self._s.streams.read_all(self._rid))
+            holders = await self._retry(lambda: self._s.streams.lease_holders([self._rid]))
+        return Reply().extend(items), holders[0]
+
+    async def _do(self, decision: Decision, reply: Reply) -> bool:
+        """Act on a decision; False when the stream has changed meanwhile and must be read again."""
+        match decision:
+            case Generate():
+                return await self._attempt(decision, reply)
+            case Finished():
+                await self._publish_outcome(reply)
+            case Foreign():
+                log.info("request runs elsewhere", extra={"request_id": self._rid})
+            case Expired():
+                error = error_body(ErrorCode.DEADLINE_EXCEEDED, "the request waited too long")
+                await self._end(Terminal(status=Status.EXPIRED, error=error))
+            case NotContinuable():
+                error = error_body(
+                    ErrorCode.WORKER_LOST,
+                    "the worker was lost and this kind of reply cannot be continued",
+                )
+                await self._end(Terminal(status=Status.FAILED, error=error))
+            case Lost():
+                await self._lost()
+        return True
+
+    async def _attempt(self, plan: Generate, reply: Reply) -> bool:
+        """Run an attempt; False when its start was refused."""
+        record, services = self._record, self._s
+        generation = Generation(
+            record,
+            plan,
+            reply,
+            engine=services.engine,
+            writer=services.writer,
+            prefill_seconds=services.settings.prefill_seconds,
+            hang_seconds=services.settings.hang_seconds,
+        )
+        began = time.monotonic()
+        result = await generation.start(services.worker_id, services.model_revision)
+        if result is None:
+            raise StreamsUnavailable("start")
+        if result is not Appended.OK:
+            return False
+        services.leases.add(generation)
+        if plan.emitted:
+            TAKEOVERS.inc()
+            log.info("reply continued", extra={"request_id": self._rid, "emitted": len(plan.emitted)})
+        span = self._span(plan)
+        failure: str | None = "abandoned"
+        try:
+            ending = await generation.run()
+            failure = None if ending in (Ending.SEALED, Ending.SEALED_ELSEWHERE) else ending.value
+        except asyncio.CancelledError:
+            failure = "handed_over"
+            raise
+        except Exception as error:
+            failure = type(error).__name__
+            raise
+        finally:
+            services.leases.remove(generation)
+            _describe(span, generation)
+            end_span(span, failure)
+        self._measure(generation, began)
+        await self._conclude(generation, ending)
+        return True
+
+    async def _conclude(self, generation: Generation, ending: Ending) -> None:
+        match ending:
+            case Ending.SEALED:
+                self._s.finished(self._rid)
+                self._count(generation.reply)
+                await self._publish_outcome(generation.reply, generation.first_token_at)
+            case Ending.SEALED_ELSEWHERE:
+                self._s.finished(self._rid)
+                reply, _ = await self._look()
+                await self._publish_outcome(reply, generation.first_token_at)
+            case Ending.FENCED:
+                FENCED.inc()
+                log.info(
+                    "attempt fenced", extra={"request_id": self._rid, "attempt": generation.attempt}
+                )
+            case Ending.GONE:
+                await self._lost()
+            case Ending.UNREACHABLE:
+                raise StreamsUnavailable("generation")
+
+    async def _end(self, terminal: Terminal) -> None:
+        """Seal without an attempt of ours, and publish whatever terminal state results."""
+        async with self._s.gate:
+            result = await self._retry(lambda: self._s.streams.seal(self._rid, terminal))
+        if result is Appended.GONE:
+            await self._lost()
+            return
+        self._s.finished(self._rid)
+        reply, _ = await self._look()
+        if result is Appended.OK:
+            self._count(reply)
+        await self._publish_outcome(reply)
+
+    async def _lost(self) -> None:
+        """There is no stream to seal: the outcome alone says how it ended."""
+        log.error("token stream lost", extra={"request_id": self._rid})
+        self._s.finished(self._rid)
+        error = error_body(ErrorCode.STREAM_LOST, "the token stream of this request was lost")
+        reply = Reply(terminal=Terminal(status=Status.FAILED, error=error))
+        self._count(reply)
+        await self._publish_outcome(reply)
+
+    async def _publish_outcome(self, reply: Reply, first_token_at: float | None = None) -> None:
+        """Publish until acknowledged: the position stays open as long."""
+        if reply.terminal is None:  # gone between its seal and our reading
+            await self._lost()
+            return
+        now_ms = _now_ms()
+        ttft_ms = None
+        if first_token_at is not None and reply.attempts <= 1:
+            ago = (time.monotonic() - first_token_at) * 1000
+            ttft_ms = max(0, int(now_ms - ago - self._record.created_ms))
+        value = make_outcome(self._record, reply, now_ms=now_ms, ttft_ms=ttft_ms).encode()
+        pause = 0.1
+        while True:
+            try:
+                await self._s.publisher.send(
+                    self._s.outcomes_topic,
+                    value,
+                    key=self._rid,
+                    headers=trace_headers(self._traceparent),
+                )
+                return
+            except PublishError as error:
+                log.warning(
+                    "outcome not published", extra={"request_id": self._rid, "error": str(error)[:200]}
+                )
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+
+    async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Call until it works, for as long as the token streams may be away."""
+        deadline = time.monotonic() + self._s.give_up_seconds
+        pause = 0.05
+        while True:
+            try:
+                return await call()
+            except StreamsUnavailable:
+                if time.monotonic() >= deadline:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 1.0)
+
+    def _span(self, plan: Generate) -> Span:
+        record = self._record
+        return start_span(
+            f"chat {record.model}",
+            self._traceparent,
+            kind=SpanKind.CONSUMER,
+            attributes={
+                "gen_ai.operation.name": "chat",
+                "gen_ai.provider.name": "headrace",
+                "gen_ai.request.model": record.model,
+                "gen_ai.request.max_tokens": record.sampling.max_tokens or 0,
+                "gen_ai.request.temperature": record.sampling.temperature,
+                "gen_ai.request.top_p": record.sampling.top_p,
+                "gen_ai.request.choice.count": record.sampling.n,
+                "gen_ai.response.id": record.request_id,
+                "headrace.worker.id": self._s.worker_id,
+                "headrace.attempt": plan.attempt,
+                "headrace.emitted_tokens": len(plan.emitted),
+            },
+        )
+
+    def _measure(self, generation: Generation, began: float) -> None:
+        first, last, new = generation.first_token_at, generation.last_token_at, generation.new_tokens
+        if first is None or last is None:
+            return
+        ENGINE_TTFT.observe(first - began)
+        if generation.attempt == 1:
+            since_accepted = time.time() - self._record.created_ms / 1000 - (time.monotonic() - first)
+            TTFT.labels(self._record.tier).observe(max(0.0, since_accepted))
+        if new > 1:
+            TPOT.labels(self._record.tier).observe((last - first) / (new - 1))
+
+    def _count(self, reply: Reply) -> None:
+        """Count a request whose seal we wrote."""
+        if reply.terminal is not None:
+            REQUESTS.labels(self._record.tier, reply.terminal.status.value).inc()
+        TOKENS.labels(self._record.tier, "prompt").inc(reply.usage.prompt_tokens)
+        TOKENS.labels(self._record.tier, "completion").inc(reply.usage.completion_tokens)
+
+
+def _describe(span: Span, generation: Generation) -> None:
+    usage = generation.usage
+    span.set_attribute("gen_ai.usage.input_tokens", usage.prompt_tokens)
+    span.set_attribute("gen_ai.usage.output_tokens", usage.completion_tokens)
+    terminal = generation.reply.terminal
+    if terminal is not None:
+        reasons = [r.value for r in terminal.finish_reasons]
+        span.set_attribute("gen_ai.response.finish_reasons", reasons)
+        span.set_attribute("headrace.status", terminal.status.value)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
