@@ -83,6 +83,8 @@ def _download(work: Path) -> Path:
 def _convert(gguf_folder: Path, target: Path) -> None:
     """Weights (dequantized to bfloat16), tokenizer and chat template."""
     os.environ["HF_HUB_OFFLINE"] = "1"
+    if not sys.stderr.isatty():
+        os.environ["TQDM_DISABLE"] = "1"  # progress bars in a log are noise
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 

@@ -13,9 +13,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import hiredis
 import redis.asyncio as redis
 from pydantic import BaseModel, ConfigDict
 from redis.asyncio.client import Pipeline
+from redis.asyncio.connection import Connection
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError, ResponseError
@@ -51,6 +53,17 @@ class Owner(BaseModel):
     model: str
 
 
+class _Connection(Connection):
+    """Packs commands with hiredis, as redis-py's blocking client does: a ninth of the time in Python."""
+
+    def pack_command(self, *args: Any) -> list[bytes]:
+        words = args[0].encode().split() if isinstance(args[0], str) else (args[0],)
+        try:
+            return [hiredis.pack_command((*words, *args[1:]))]
+        except TypeError:  # a type that only redis-py's encoder knows, or refuses with a better message
+            return list(super().pack_command(*args))
+
+
 def connect(settings: RedisSettings, *, blocking: bool = False) -> redis.Redis:
     """A client with bounded retries, deadlines and a bounded pool.
 
@@ -59,8 +72,11 @@ def connect(settings: RedisSettings, *, blocking: bool = False) -> redis.Redis:
             own) and no retry.
     """
     retry = Retry(ExponentialBackoff(cap=0.5, base=0.05), 0 if blocking else 3)
+    # Unix sockets and TLS have connection classes of their own, chosen by the URL.
+    tcp = {"connection_class": _Connection} if settings.url.startswith("redis://") else {}
     return redis.Redis.from_url(
         settings.url,
+        **tcp,
         socket_timeout=None if blocking else settings.timeout_seconds,
         socket_connect_timeout=settings.timeout_seconds,
         max_connections=settings.max_connections,
@@ -120,7 +136,9 @@ class RedisTokenStreams:
             pipe.xadd(key, encode_entry(accepted), id=str(ACCEPTED))
             pipe.expire(key, self._settings.open_ttl_seconds)
             pipe.set(_owner_key(request_id), owner.model_dump_json(), ex=keep)
-            await pipe.execute()
+            [created, *_] = await pipe.execute(raise_on_error=False)
+        # Ids are never used twice, so an entry that is there already is our own, sent again by a retry.
+        _appended(created)
 
     async def append(self, writes: Sequence[tuple[str, StreamId, Entry]]) -> list[Appended]:
         """See :class:`contracts.token_stream.TokenStreams`."""

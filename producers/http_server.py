@@ -10,10 +10,19 @@ from typing import Final
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _BACKLOG: Final = 2_048
 _KEEP_ALIVE_SECONDS: Final = 75
 _CLOSE_SECONDS: Final = 2
+#: Request line and headers together.
+MAX_HEAD_BYTES: Final = 65_536
+_HEAD_TOO_LARGE: Final = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
+    b"connection: close\r\n\r\n"
+    b'{"error":{"message":"The headers are too large.","type":"invalid_request_error",'
+    b'"param":null,"code":"request_too_large"}}'
+)
 
 
 def listen(host: str, port: int, send_timeout_seconds: float) -> socket.socket:
@@ -34,6 +43,38 @@ def listen(host: str, port: int, send_timeout_seconds: float) -> socket.socket:
     return server
 
 
+class BoundedHttp(HttpToolsProtocol):
+    """uvicorn's HTTP/1.1 with a bound on the bytes before a body: neither it nor its parser has one."""
+
+    _head_bytes = 0
+    _in_head = True
+    _passed_a_head = False
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._in_head = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Its headers are there."""
+        self._in_head = False
+        self._passed_a_head = True
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        """Refuse what goes on for too long without its headers coming to an end."""
+        was_in_head = self._in_head
+        self._passed_a_head = False
+        super().data_received(data)
+        if not (was_in_head and self._in_head) or self._passed_a_head:
+            self._head_bytes = 0
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.transport.write(_HEAD_TOO_LARGE)
+            self.transport.close()
+
+
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -47,7 +88,7 @@ class HttpServer:
     def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=BoundedHttp,
             ws="none",
             loop="none",
             lifespan="off",

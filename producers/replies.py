@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from starlette.types import Receive
@@ -68,8 +70,25 @@ class Replies:
     def __init__(self) -> None:
         self.draining = False
         self._open: set[Watch] = set()
+        self._accepting = 0
         self._empty = asyncio.Event()
         self._empty.set()
+
+    @property
+    def count(self) -> int:
+        """Replies that are open, and requests on their way to one."""
+        return len(self._open) + self._accepting
+
+    @contextmanager
+    def accepting(self) -> Iterator[None]:
+        """Around accepting a request whose reply is opened next, without an await in between."""
+        self._accepting += 1
+        self._empty.clear()
+        try:
+            yield
+        finally:
+            self._accepting -= 1
+            self._changed()
 
     def watch(self, receive: Receive) -> Watch:
         """A context manager to read one reply in."""
@@ -83,13 +102,14 @@ class Replies:
     def closed(self, watch: Watch) -> None:
         """A reply has ended."""
         self._open.discard(watch)
-        if not self._open:
-            self._empty.set()
+        self._changed()
 
     async def wait_empty(self, seconds: float) -> bool:
         """Wait until no reply is open; False when some still are after ``seconds``."""
         try:
-            await asyncio.wait_for(self._empty.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                while self.count:
+                    await self._empty.wait()
         except TimeoutError:
             return False
         return True
@@ -98,3 +118,7 @@ class Replies:
         """End every open reply with :class:`GatewayLeaving`."""
         for watch in list(self._open):
             watch.interrupt(GatewayLeaving())
+
+    def _changed(self) -> None:
+        if not self.count:
+            self._empty.set()

@@ -129,8 +129,6 @@ class EventStreamReply(ReplyResponse):
         self._started = True
         if first:
             await _send_part(send, self._encoder.encode(first), more=not reader.ended)
-        elif not reader.ended:
-            await _send_part(send, b": resuming\n", more=True)
         if reader.ended:
             return
         async for part in sse_body(reader, self._encoder, self._services.keepalive_seconds):

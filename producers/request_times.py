@@ -10,7 +10,7 @@ from contracts.identity import is_request_id
 from infra.settings import Settings
 
 #: Whose business it is gets this much time first: the scheduler ends what waited too long.
-_SLACK_MS = 5_000
+_SLACK_MS = 2_000
 
 
 def unix_ms() -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Final
 
-from infra.kafka import Publisher
+from contracts.token_stream import StreamsUnavailable
+from infra.kafka import Publisher, PublishError
 from infra.settings import Settings
 from infra.stream_redis import RedisTokenStreams, connect
 from streaming_edge.hub import Hub
@@ -68,10 +68,15 @@ class GatewayRole:
         """See :class:`infra.role.Role`."""
         if self._replies.draining:
             return "draining"
-        reason = self._hub.not_ready()
-        if reason is None:
-            await asyncio.gather(self._streams.ping(), self._publisher.ping())
-        return reason
+        try:
+            await self._streams.ping()
+        except StreamsUnavailable:
+            return "Redis does not answer"
+        try:
+            await self._publisher.ping()
+        except PublishError:
+            return "Kafka does not answer"
+        return self._hub.not_ready()
 
     async def drain(self) -> None:
         """New requests are refused, replies get the grace time, then they are sent elsewhere."""

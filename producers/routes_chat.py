@@ -49,13 +49,14 @@ def make_chat_router(
     @router.post("")
     async def create(request: Request) -> Response:
         principal = authenticate(request, door)
-        if services.replies.draining:
-            raise _leaving()
         body = await read_json(request, settings.http.max_body_bytes)
         chat = parse_chat_request(body, settings, principal)
+        if services.replies.draining:
+            raise _leaving()
         span = ChatSpan("chat", chat.model, request.headers.get("traceparent"), stream=chat.stream)
         try:
-            request_id = await intake.submit(principal, chat, traceparent=span.traceparent)
+            with services.replies.accepting():
+                request_id = await intake.submit(principal, chat, traceparent=span.traceparent)
         except ApiError as error:
             span.end(error.code.value, error.code.value if error.status >= 500 else None)
             raise

@@ -208,10 +208,10 @@ class ModerationRole:
     async def start(self) -> None:
         """Load the classifier and the tokenizers, connect, join the group."""
         settings = self._settings
+        await self._streams.ping()
         rules = RulesModerator(settings.moderation.blocked_patterns)
         model, tokenizers = await asyncio.to_thread(self._load)
         profanity = ProfanityModerator(model, settings.moderation.threshold, self._threads)
-        await self._streams.ping()
         await self._publisher.start()
         topics = settings.kafka.topics
         stage = ModerationStage(

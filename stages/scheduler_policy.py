@@ -55,7 +55,13 @@ class _Request:
 
 @dataclass(slots=True)
 class _Worker:
-    """A worker as its events tell it; ``held`` counts the slots of requests this scheduler gave it."""
+    """A worker as its events tell it.
+
+    Attributes:
+        running: slots taken when it last reported, whoever gave them.
+        held: slots of the requests this scheduler has given it and that have not ended.
+        given: slots this scheduler has given it since that report.
+    """
 
     slot: int
     worker_id: str
@@ -64,11 +70,12 @@ class _Worker:
     accepting: bool = True
     seen_ms: int = 0
     held: int = 0
+    given: int = 0
 
     @property
     def free(self) -> int:
-        """Slots: its own count covers what others gave it, ours what it has not started yet."""
-        return self.max_seqs - max(self.held, self.running)
+        """Free slots, as far as its report and our own count tell."""
+        return self.max_seqs - max(self.held, self.running + self.given)
 
 
 @dataclass
@@ -112,6 +119,7 @@ class StrictPolicy:
             slots[event.slot] = self._by_id[event.worker_id] = worker
         worker.max_seqs = event.max_seqs
         worker.running = event.running
+        worker.given = 0
         worker.accepting = event.accepting
         worker.seen_ms = now_ms
 
@@ -240,12 +248,14 @@ class StrictPolicy:
         worker = self._by_id.get(worker_id)
         if worker is not None:
             worker.held += request.slots
+            worker.given += request.slots
         self._flying[request.job.request_id] = request
 
     def _free_slots(self, request: _Request) -> None:
         worker = self._by_id.get(request.worker_id)
         if worker is not None:
             worker.held -= request.slots
+            worker.given = max(0, worker.given - request.slots)
         request.slots = 0
 
     def _next(self, pool: str, now_ms: int) -> _Request | None:

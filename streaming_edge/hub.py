@@ -25,6 +25,7 @@ from infra.telemetry import CATCH_UPS, READERS
 from .errors import StreamLost
 from .reader_redis import RawStreams, StreamTail
 from .reader_state import ReaderState
+from .tasks import end_tasks
 from .terminal import BEFORE_SEAL
 
 log = logging.getLogger(__name__)
@@ -170,10 +171,8 @@ class Hub:
     async def stop(self) -> None:
         """End reading; readers that wait get :class:`StreamsUnavailable`. Idempotent."""
         self.stopped = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
+        tasks, self._tasks = self._tasks, []
+        await end_tasks(tasks)
         await self._tail.disconnect()
         for feed in self._feeds.values():
             feed.wake_all()
@@ -217,15 +216,14 @@ class Hub:
         while True:
             try:
                 await self._tail.connect()
+                self._connected = True
+                backoff = _BACKOFF_SECONDS[0]
+                self._check_now.set()
                 while True:
                     streams = self._unsealed.copy()
                     self._changes_read = self._changes
                     positions = [feed.position_text for feed in streams.values()]
                     raw = await self._tail.read(streams, positions, self._changes_read)
-                    if not self._connected:
-                        self._connected = True
-                        backoff = _BACKOFF_SECONDS[0]
-                        self._check_now.set()
                     if raw:
                         await self._deliver(raw, streams)
                         if len(streams) >= _PAUSE_FROM_STREAMS:
@@ -269,7 +267,8 @@ class Hub:
             if self._changes_read >= self._changes:
                 continue
             try:
-                await asyncio.wait_for(self._tail.wake(self._changes), _BLOCK_MS / 1000)
+                async with asyncio.timeout(_BLOCK_MS / 1000):
+                    await self._tail.wake(self._changes)
             except (RedisError, OSError, TimeoutError):
                 continue  # the read's own block runs out soon, and then it sees the change
 
@@ -277,7 +276,8 @@ class Hub:
         """Find the streams that have vanished: Redis keeps a reader of a missing key waiting for ever."""
         while True:
             try:
-                await asyncio.wait_for(self._check_now.wait(), _CHECK_SECONDS)
+                async with asyncio.timeout(_CHECK_SECONDS):
+                    await self._check_now.wait()
             except TimeoutError:
                 pass
             self._check_now.clear()

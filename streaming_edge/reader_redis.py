@@ -43,16 +43,20 @@ class StreamTail:
         self._connection: Any = None
 
     async def connect(self) -> None:
-        """Connect if not connected.
+        """Connect if not connected, and hear from Redis once.
 
         Raises:
-            redis.exceptions.RedisError: Redis does not answer.
+            TimeoutError: Redis does not answer in time.
+            redis.exceptions.RedisError: Redis cannot be reached, or is loading.
             OSError: likewise.
         """
         if self._connection is None:
             connection = self._client.connection_pool.make_connection()
             try:
-                await connection.connect()
+                async with asyncio.timeout(_GRACE_SECONDS):
+                    await connection.connect()
+                    await connection.send_command("PING", check_health=False)
+                    await connection.read_response(timeout=math.inf)
             except BaseException:
                 await connection.disconnect(nowait=True)
                 raise

@@ -25,6 +25,7 @@ from .hub import Hub
 from .protocols import Door, Intake
 from .session import SessionLimits
 from .socket_websockets import CLOSE_TIMEOUT_SECONDS, EdgeParts, Socket
+from .tasks import end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -117,8 +118,7 @@ class EdgeServer:
     async def stop(self) -> None:
         """Close whatever is still open. Idempotent."""
         if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, *self._closing, return_exceptions=True)
+            await end_tasks([self._watch])
         if self._server is not None:
             await self.drain(0.0)
             await self._server.wait_closed()

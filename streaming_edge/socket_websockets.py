@@ -44,6 +44,7 @@ from .session import (
     SessionLimits,
     Unread,
 )
+from .tasks import end_tasks
 from .terminal import BEFORE_SEAL
 
 log = logging.getLogger(__name__)
@@ -102,9 +103,7 @@ class Socket:
             pass
         finally:
             reading = len(self._pumps)
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await end_tasks(self._tasks.copy())
             log.info("socket closed", extra={"code": self._connection.close_code, "reading": reading})
 
     async def close(self, case: CloseCase) -> None:
@@ -244,7 +243,7 @@ class Socket:
             if after > START:
                 first = await self._parts.streams.read(request_id, START, 1)
                 span = _span(request_id, first[0].entry if first else None, resumed=True)
-            while not subscription.ended:
+            while not subscription.ended and self.session.is_reading(request_id, effect.serial):
                 for item in await subscription.next(_IDLE_SECONDS):
                     if span is None:
                         span = _span(request_id, item.entry, resumed=False)

@@ -16,9 +16,11 @@ from typing import Any
 from infra.embedded import die_with_parent
 from infra.model_prep import is_complete, model_dir
 from infra.stack.engine_env import engine_python
+from infra.stack.state import ProcessState, StackState, read_state, state_file
 
 PAID_KEY = "sk-headrace-dev"
 FREE_KEY = "sk-headrace-free"
+ROLES = {"gateway", "moderation", "scheduler", "history", "worker", "edge"}
 PROJECT = Path(__file__).resolve().parent.parent
 
 
@@ -80,22 +82,23 @@ class StackProcess:
         found: dict[str, Any] = json.loads(done.stdout) if done.stdout.strip() else {}
         return found or {"url": None, "ws_url": None, "ready": False, "roles": []}
 
-    def role(self, name: str, index: int = 0) -> dict[str, Any]:
-        """One role's entry of the status."""
-        found = [r for r in self.status()["roles"] if (r["name"], r["index"]) == (name, index)]
-        assert len(found) == 1, f"{name} {index}: {found}"
-        return dict(found[0])
+    def state(self) -> StackState:
+        """The supervisor's own view; costs nothing, so it is what waits look at."""
+        found = read_state(state_file(self.data_dir))
+        assert found is not None
+        return found
+
+    def process_state(self, name: str, index: int = 0) -> ProcessState:
+        """One process in :meth:`state`."""
+        return next(r for r in self.state().roles if (r.name, r.index) == (name, index))
 
     @property
     def url(self) -> str:
-        return str(self._file()["url"])
+        return self.state().url
 
     @property
     def ws_url(self) -> str:
-        return str(self._file()["ws_url"])
-
-    def _file(self) -> dict[str, Any]:
-        return dict(json.loads((self.data_dir / "stack.json").read_text()))
+        return self.state().ws_url
 
     def start(self) -> StackProcess:
         self.data_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -116,12 +119,13 @@ class StackProcess:
 
         def ready() -> bool:
             assert self.running.poll() is None, f"headrace up ended:\n{self.output[-3000:]}"
-            return bool(self.status()["ready"])
+            state = read_state(state_file(self.data_dir))
+            return state is not None and state.ready and {r.name for r in state.roles} >= ROLES
 
         try:
             eventually(ready, seconds, "every role ready")
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.status()}\n{self.output[-3000:]}") from None
+            raise AssertionError(f"{error}\n{self.output[-3000:]}") from None
 
     def stop(self, sig: int = signal.SIGINT, seconds: float = 25.0) -> int:
         """Signal ``up`` and return its exit code."""

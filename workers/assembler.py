@@ -76,6 +76,11 @@ class Assembler:
         self.generated = emitted_tokens
         self.finish_reason: FinishReason | None = None
 
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more can come out."""
+        return self.finish_reason is not None
+
     def push(self, token_ids: Sequence[int], logprobs: Logprobs | None = None) -> Piece | None:
         """Take the next tokens; returns what is out because of them.
 

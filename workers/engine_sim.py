@@ -205,7 +205,7 @@ class SimEngine:
             self._prefilling = [run for run in self._prefilling if run.ready_at > now]
             for run in ready:
                 # The steps are common: a request joins at the one nearest to its own second token.
-                run.due = run.ready_at + self._step_seconds() / 2
+                run.due = run.ready_at + (_pause(run) or self._step_seconds() / 2)
                 self._emit(run)
                 self._decoding.append(run)
             if self._next_step is None:
@@ -227,8 +227,7 @@ class SimEngine:
     def _step(self, at: float) -> None:
         for run in self._decoding:
             if run.due <= at and not run.done:
-                if run.plan is not None and run.plan.reply.tpot_ms:
-                    run.due = at + run.plan.reply.tpot_ms / 1000
+                run.due = at + _pause(run)
                 self._emit(run)
 
     def _step_seconds(self) -> float:
@@ -336,3 +335,8 @@ class SimEngine:
             self._timer.cancel()
             self._timer = None
         self._next_step = None
+
+
+def _pause(run: _Run) -> float:
+    """Seconds the script puts between two tokens; 0 leaves it to the engine's steps."""
+    return (run.plan.reply.tpot_ms or 0.0) / 1000 if run.plan is not None else 0.0

@@ -7,6 +7,7 @@ nor detokenizes nor looks for stop strings. Import this module only where vLLM i
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -113,6 +114,8 @@ class VllmEngine:
         llm, self._llm = self._llm, None
         if llm is not None:
             await asyncio.to_thread(llm.shutdown)
+            del llm
+            gc.collect()  # its finalizer fails, noisily, in an interpreter that is going down
 
     async def check(self) -> None:
         """See :class:`workers.protocols.Engine`."""
@@ -128,8 +131,8 @@ class VllmEngine:
         """See :class:`workers.protocols.Engine`."""
         if self._vocabulary is None:
             raise EngineDead("not started")
-        context = request.emitted_token_ids or request.prompt_token_ids
-        return HfDetokenizer(self._vocabulary, [*request.prompt_token_ids[-64:], *context[-64:]])
+        context = [*request.prompt_token_ids[-32:], *request.emitted_token_ids[-32:]]
+        return HfDetokenizer(self._vocabulary, context)
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
         """See :class:`workers.protocols.Engine`."""

@@ -17,7 +17,7 @@ from contracts.token_stream import Appended
 
 from .assembler import Assembler, Piece
 from .errors import EngineDead, RequestFailed
-from .protocols import Engine, EngineRequest
+from .protocols import Engine, EngineRequest, TokenDelta
 from .takeover import Generate
 from .writer import StreamWriter
 
@@ -219,23 +219,27 @@ class Generation:
                 self._progress = self.last_token_at = now
                 if delta.cached_tokens is not None:
                     self.cached_tokens = delta.cached_tokens
-                choice = self._choices[delta.index]
-                if choice.finish_reason is not None:
-                    continue
-                piece = choice.push(delta.token_ids, delta.logprobs)
-                if piece is not None:
-                    self._write(delta.index, piece, now)
-                if delta.finish_reason is not None:
-                    piece = choice.finish(delta.finish_reason)
-                    if piece is not None:
-                        self._write(delta.index, piece, now)
-                if choice.finish_reason is not None:
+                if self._take(delta, now):
                     running -= 1
                     if not running:
                         return
                 if self._writer.full:
                     await self._writer.room()
         raise RequestFailed("it ended without saying why")
+
+    def _take(self, delta: TokenDelta, now: float) -> bool:
+        """Write what is out because of ``delta``; whether its choice ended with it."""
+        choice = self._choices[delta.index]
+        if choice.ended:  # by a stop string, while other choices run on
+            return False
+        piece = choice.push(delta.token_ids, delta.logprobs)
+        if piece is not None:
+            self._write(delta.index, piece, now)
+        if delta.finish_reason is not None:
+            piece = choice.finish(delta.finish_reason)
+            if piece is not None:
+                self._write(delta.index, piece, now)
+        return choice.ended
 
     def _ended_before(self) -> bool:
         """Whether the attempt this one goes on from had written all the text, and only not the seal."""

@@ -112,6 +112,7 @@ function openMenu(open) {
   document.body.classList.toggle("menu-open", open);
   $("scrim").hidden = !open;
   $("menu").setAttribute("aria-expanded", String(open));
+  document.querySelector("main").inert = open; // what lies behind the scrim is out of reach
   if (open) $("new-chat").focus();
 }
 
@@ -287,6 +288,7 @@ $("log").addEventListener("scroll", () => {
   followEnd = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_END_PX;
   $("to-end").hidden = followEnd;
 });
+matchMedia("(max-width: 52rem)").addEventListener("change", () => openMenu(false));
 addEventListener("resize", () => followEnd && showTurns());
 addEventListener("keydown", (event) => {
   if (event.key !== "Escape" || event.isComposing || $("settings").open) return;

@@ -7,6 +7,8 @@ import { applyFrame, fail, newReply } from "./reply.js";
 import { randomId } from "./store.js";
 
 const HTTP_TIMEOUT_MS = 8_000;
+// Small models (the demo's has 135 M parameters) lose the thread at the API's default of 1.
+const TEMPERATURE = 0.3;
 
 export class Replies {
   #store;
@@ -126,6 +128,7 @@ export class Replies {
     const { reply } = turn;
     const body = {
       model: this.model,
+      temperature: TEMPERATURE,
       conversation_id: chat.id,
       messages: [{ role: "user", content: turn.prompt }],
     };

@@ -76,8 +76,8 @@ export function summary(reply) {
   if (reply.firstTextAt !== null && !reply.interrupted) {
     parts.push(`${((reply.firstTextAt - reply.sentAt) / 1000).toFixed(2)} s to first token`);
   }
-  const tokens = reply.usage?.completion_tokens ?? null;
-  if (tokens !== null) {
+  const tokens = reply.usage?.completion_tokens ?? 0;
+  if (tokens > 0) {
     const seconds = (reply.endedAt - reply.firstTextAt) / 1000;
     if (reply.firstTextAt !== null && !reply.interrupted && tokens > 1 && seconds > 0) {
       parts.push(`${((tokens - 1) / seconds).toFixed(1)} tokens/s`);

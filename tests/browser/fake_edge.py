@@ -99,7 +99,7 @@ class FakeEdge:
         script: the frames of the next replies (without request id), or an ``error`` to refuse them.
         pace: seconds between two frames of a script.
         hold_at: index of the script's frame before which every reply waits for :meth:`release`.
-        silent: chat.create is taken but never answered.
+        silent: nothing that comes in is answered.
         refusing: new sockets are turned away with 503.
         repeats: frames before ``after`` that a subscription gets once more.
         subscribe_error: answer to the next subscription, once.
@@ -201,7 +201,7 @@ class FakeEdge:
                         bad = error("invalid_api_key", "This API key is not known.")
                         await _send(socket, {"type": "error", "error": bad})
                         await socket.close(4401)
-                else:
+                elif not self.silent:
                     await answers[frame["type"]](frame)
         except ConnectionClosed:
             pass
@@ -209,8 +209,6 @@ class FakeEdge:
             self.sockets.discard(socket)
 
     async def _create(self, socket: ServerConnection, reading: set[str], frame: Frame) -> None:
-        if self.silent:
-            return
         if isinstance(self.script, dict):
             await _send(socket, {"type": "error", "ref": frame["ref"], "error": self.script})
             return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from playwright.async_api import BrowserContext, Page, expect
 
@@ -271,6 +273,44 @@ async def test_a_question_asked_while_disconnected_is_sent_once_connected(
     await text_holds(page, "Hello there.")
     await expect(page.locator("#notice")).to_be_hidden()
     assert len(fake_edge.frames("chat.create")) == 1
+
+
+async def test_connection_that_died_without_a_word_is_replaced(page: Page, fake_edge: FakeEdge) -> None:
+    """A dead network closes nothing: after 20 s of silence the page pings, 10 s later it reconnects."""
+    await page.clock.install()
+    await open_chat(page, fake_edge.url)
+    fake_edge.script, fake_edge.hold_at = whole(PIECES), BEFORE_TEXT + 5
+    await ask(page, "Pull the plug")
+    await page.clock.run_for(1_000)
+    await text_holds(page, "word4")
+    fake_edge.silent = True
+    await page.clock.run_for(24_000)
+    await expect(page.locator("#link")).to_have_attribute("data-state", "ready")
+    await page.clock.run_for(10_000)
+    fake_edge.silent = False
+    fake_edge.release()
+    await page.clock.resume()
+    await done(page)
+    assert (await stored_reply(page))["text"] == TEXT
+    assert len(fake_edge.frames("ping")) == 1
+    assert len(fake_edge.frames("auth")) == 2
+
+
+async def test_quiet_connection_that_answers_pings_is_kept(page: Page, fake_edge: FakeEdge) -> None:
+    pongs: asyncio.Queue[str] = asyncio.Queue()
+
+    def keep_pong(payload: str | bytes) -> None:
+        if "pong" in str(payload):
+            pongs.put_nowait(str(payload))
+
+    page.on("websocket", lambda socket: socket.on("framereceived", keep_pong))
+    await page.clock.install()
+    await open_chat(page, fake_edge.url)
+    for _ in range(3):
+        await page.clock.run_for(24_000)
+        await asyncio.wait_for(pongs.get(), 10)
+        await expect(page.locator("#link")).to_have_attribute("data-state", "ready")
+    assert len(fake_edge.frames("auth")) == 1
 
 
 async def test_takeover_by_another_worker_is_shown_and_exact(page: Page, fake_edge: FakeEdge) -> None:

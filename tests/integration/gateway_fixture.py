@@ -53,9 +53,7 @@ async def running_gateway(settings: Settings) -> AsyncIterator[Gateway]:
         await client.aclose()
 
 
-async def eventually(
-    condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 10.0
-) -> None:
+async def eventually(condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 10.0) -> None:
     deadline = time.monotonic() + seconds
     while not await condition():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 from collections.abc import AsyncIterator, Callable
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from infra.settings import Settings
+from producers.http_server import MAX_HEAD_BYTES
 from producers.queue_depth import DEPTH_KEY
 from tests.integration.gateway_fixture import Gateway, eventually, running_gateway
 from tests.integration.pipeline_double import script
@@ -157,3 +159,21 @@ async def test_health_and_page(gateway: Gateway) -> None:
 async def test_no_cors_headers_unless_asked_for(gateway: Gateway) -> None:
     response = await gateway.http.get("/v1/models", headers={"Origin": "https://evil.example"})
     assert not [name for name in response.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("first", [b"GET / HTTP/1.1\r\nX: ", b"GET /"])
+async def test_endless_headers_are_cut_off(gateway: Gateway, first: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.role.port)
+    fine = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    for _ in range(3):
+        writer.write(fine)
+        await reader.readuntil(b'{"status":"ok"}')
+    writer.write(first)
+    answering = asyncio.create_task(reader.readexactly(12))
+    for _ in range(0, 4 * MAX_HEAD_BYTES, 4_096):
+        writer.write(b"x" * 4_096)
+        done, _ = await asyncio.wait({answering}, timeout=0.02)
+        if done:
+            break
+    assert await asyncio.wait_for(answering, 5) == b"HTTP/1.1 431"
+    writer.close()

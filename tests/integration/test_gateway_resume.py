@@ -179,13 +179,14 @@ async def test_a_finished_reply_is_read_again_as_json(gateway: Gateway) -> None:
 
 
 async def test_d8_cancel_by_id_ends_the_stream_for_every_reader(gateway: Gateway) -> None:
-    request_id, _ = await create(gateway, stop_at=2, tokens=PIECES, hold_before=5)
+    request_id, head = await create(gateway, stop_at=2, tokens=PIECES, hold_before=5)
     reading = asyncio.create_task(resume(gateway, request_id))
     whole = asyncio.create_task(gateway.http.get(f"{URL}/{request_id}"))
     answer = await gateway.http.post(f"{URL}/{request_id}/cancel")
     assert answer.json()["status"] == "cancelled"
     events = await reading
-    assert events.text == "".join(PIECES[:5])
+    assert events.text.startswith(head.text)
+    assert "".join(PIECES[:5]).startswith(events.text)
     assert events.error is not None
     assert events.error["code"] == "cancelled"
     assert ((await whole).status_code, (await whole).json()["error"]["code"]) == (499, "cancelled")
@@ -209,7 +210,7 @@ async def test_a_client_that_leaves_releases_its_reader(gateway: Gateway) -> Non
         request_id, _ = await create(gateway, stop_at=stop_at, tokens=PIECES, hold_before=5)
 
         async def closed() -> bool:
-            return not gateway.role._replies._open and not gateway.role._hub._feeds
+            return not gateway.role._replies.count and not gateway.role._hub._feeds
 
         await eventually(closed, "the reader is released")
         assert await gateway.streams.last_ids([request_id]) != [SEAL]
@@ -227,10 +228,10 @@ async def test_f1_a_client_that_never_reads_is_dropped(gateway: Gateway) -> None
     await reader.readline()
 
     async def opened() -> bool:
-        return bool(gateway.role._replies._open)
+        return gateway.role._replies.count == 1
 
     async def closed() -> bool:
-        return not gateway.role._replies._open
+        return not gateway.role._replies.count
 
     await eventually(opened, "the reply is open")
     await eventually(closed, "the kernel gives the connection up", 30)

@@ -42,7 +42,7 @@ def test_vllm_is_the_default_and_its_missing_model_is_one_clear_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADRACE_MODEL_DIR", str(tmp_path / "none"))
-    with pytest.raises(StackError, match="there is no model in .*none: run make model"):
+    with pytest.raises(StackError, match=r"there is no model in .*none: run make model"):
         base_settings(UpOptions(tmp_path))
 
 

@@ -18,7 +18,14 @@ from infra.stack.state import (
 
 
 def _state(**changes: object) -> StackState:
-    facts = {"url": "http://x", "ws_url": "ws://x", "pid": 1, "engine": "sim", "kafka": "k", "redis": "r"}
+    facts = {
+        "url": "http://x",
+        "ws_url": "ws://x",
+        "pid": 1,
+        "engine": "sim",
+        "kafka": "k",
+        "redis": "r",
+    }
     return StackState.model_validate(facts | changes)
 
 
@@ -36,7 +43,10 @@ def test_no_folder_means_nothing_runs(data_dir: Path) -> None:
 def test_a_second_stack_on_a_data_folder_is_refused_and_names_the_first(data_dir: Path) -> None:
     with data_dir_lock(data_dir):
         write_json(state_file(data_dir), _state(pid=4711).model_dump_json())
-        with pytest.raises(StackError, match=r"already runs on .* \(pid 4711\)"), data_dir_lock(data_dir):
+        with (
+            pytest.raises(StackError, match=r"already runs on .* \(pid 4711\)"),
+            data_dir_lock(data_dir),
+        ):
             pass
 
 

@@ -1,0 +1,58 @@
+"""The contract of ``workers.protocols.Engine``, on the simulated engine and on vLLM with a real model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from contracts.sim_tokens import sim_token_ids
+from infra.model_prep import model_dir
+from infra.settings import SimSettings
+from infra.stack.engine_env import engine_python
+from tests.contract.engine_checks import CHECKS, Bench
+from tests.stack_process import engine_problem
+from workers.engine_sim import SimEngine
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+async def sim() -> AsyncIterator[Bench]:
+    engine = SimEngine(SimSettings(ttft_ms=2, tpot_ms=1), max_seqs=16, kv_tokens=1_024)
+    await engine.start()
+    yield Bench(engine, sim_token_ids, 1_024, is_model=False)
+    await engine.close()
+
+
+@pytest.mark.parametrize("name", CHECKS)
+async def test_simulated_engine(sim: Bench, name: str) -> None:
+    await CHECKS[name](sim)
+
+
+@pytest.fixture(scope="module")
+def vllm_results() -> dict[str, str | None]:
+    problem = engine_problem()
+    if problem is not None:
+        pytest.fail(problem, pytrace=False)
+    run = subprocess.run(
+        [str(engine_python()), "-m", "tests.contract.engine_checks", str(model_dir())],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        stdin=subprocess.DEVNULL,
+    )
+    assert run.returncode == 0, run.stderr[-2_000:]
+    results: dict[str, str | None] = json.loads(run.stdout.splitlines()[-1])
+    return results
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(450)
+@pytest.mark.parametrize("name", CHECKS)
+def test_vllm(vllm_results: dict[str, str | None], name: str) -> None:
+    assert vllm_results[name] is None, vllm_results[name]
