@@ -73,7 +73,9 @@ def connect(settings: RedisSettings, *, blocking: bool = False) -> redis.Redis:
     """
     retry = Retry(ExponentialBackoff(cap=0.5, base=0.05), 0 if blocking else 3)
     # Unix sockets and TLS have connection classes of their own, chosen by the URL.
-    tcp = {"connection_class": _Connection} if settings.url.startswith("redis://") else {}
+    tcp: dict[str, Any] = (
+        {"connection_class": _Connection} if settings.url.startswith("redis://") else {}
+    )
     return redis.Redis.from_url(
         settings.url,
         **tcp,

@@ -91,7 +91,8 @@ class SchedulerRole:
             for work in (
                 self._intake.run(),
                 scheduler.deliver(),
-                self._ticking(scheduler, self._intake),
+                self._watching(scheduler),
+                self._reporting(self._intake),
                 *(self._listen(scheduler, pool) for pool in self._settings.pools),
             )
         ]
@@ -154,8 +155,8 @@ class SchedulerRole:
             if events:
                 scheduler.react()
 
-    async def _ticking(self, scheduler: Scheduler, intake: QueueIntake) -> None:
-        """What only time brings: lapsed leases, deadlines, ageing, commits, published depths."""
+    async def _watching(self, scheduler: Scheduler) -> None:
+        """What only time brings: lapsed leases, deadlines, ageing. Never waits for Kafka."""
         while True:
             await asyncio.sleep(TICK_SECONDS)
             try:
@@ -163,6 +164,11 @@ class SchedulerRole:
             except StreamsUnavailable as error:
                 log.warning("leases not read", extra={"error": str(error)[:200]})
             scheduler.react()
+
+    async def _reporting(self, intake: QueueIntake) -> None:
+        """Commits and depths. A rebalance can hold these up, and nothing else."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
             await intake.tracked.commit(now=time.monotonic())
             await self._publish_depths(await intake.depths())
 

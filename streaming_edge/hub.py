@@ -217,13 +217,13 @@ class Hub:
             try:
                 await self._tail.connect()
                 self._connected = True
-                backoff = _BACKOFF_SECONDS[0]
                 self._check_now.set()
                 while True:
                     streams = self._unsealed.copy()
                     self._changes_read = self._changes
                     positions = [feed.position_text for feed in streams.values()]
                     raw = await self._tail.read(streams, positions, self._changes_read)
+                    backoff = _BACKOFF_SECONDS[0]
                     if raw:
                         await self._deliver(raw, streams)
                         if len(streams) >= _PAUSE_FROM_STREAMS:

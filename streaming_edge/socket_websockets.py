@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from opentelemetry.trace import Span
+from opentelemetry.trace import Span, SpanKind
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 
@@ -24,7 +24,7 @@ from contracts.reply import Reply
 from contracts.stream_ids import START, StreamId
 from contracts.token_stream import StreamsUnavailable
 from infra.stream_redis import RedisTokenStreams
-from infra.telemetry import end_span, start_span
+from infra.telemetry import end_span, start_span, traceparent_of
 
 from .close_codes import CloseCase
 from .errors import StreamLost
@@ -153,7 +153,8 @@ class Socket:
                 case Authenticate(api_key):
                     await self._perform(self._authenticate(api_key))
                 case CloseSocket(case):
-                    await self.close(case)
+                    # Beside the reading of frames, or the client's answer might wait behind them.
+                    self._spawn(self.close(case))
 
     def _forget(self, serial: int, _: asyncio.Task[None]) -> None:
         del self._pumps[serial]
@@ -186,14 +187,26 @@ class Socket:
         return self.session.principal
 
     async def _create(self, effect: Create) -> None:
+        # The root of the request's trace: every other role's spans come under it.
+        span = start_span(
+            "chat.create", None, kind=SpanKind.SERVER, attributes={"gen_ai.operation.name": "chat"}
+        )
+        fault: str | None = "cancelled"
         try:
-            request_id = await self._parts.intake.accept(self._principal, effect.body)
+            request_id = await self._parts.intake.accept(
+                self._principal, effect.body, traceparent=traceparent_of(span)
+            )
+            span.set_attribute("gen_ai.response.id", request_id)
+            outcome = self.session.accepted(effect.ref, request_id)
+            fault = None
         except ApiError as error:
             outcome = self.session.refused(effect.ref, error.body)
+            fault = error.code.value if error.status >= 500 else None
         except StreamsUnavailable:
             outcome = self.session.refused(effect.ref, _UNAVAILABLE)
-        else:
-            outcome = self.session.accepted(effect.ref, request_id)
+            fault = _UNAVAILABLE.code
+        finally:
+            end_span(span, fault)
         await self._perform(outcome)
 
     async def _cancel(self, effect: Cancel, pump: _Pump | None) -> None:

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from websockets.asyncio.client import ClientConnection, connect as ws_connect
+from websockets.asyncio.client import ClientConnection
+from websockets.asyncio.client import connect as ws_connect
 
 from contracts.entries import Accepted, Moderated, Started, Terminal, Text
 from contracts.errors import ApiError, ErrorCode
@@ -168,7 +169,11 @@ class EdgeRig:
     async def client(self, key: str | None = "sk-me", **options: Any) -> AsyncIterator[Client]:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         async with ws_connect(
-            self.url, additional_headers=headers, compression=None, close_timeout=2, **options
+            self.url,
+            additional_headers=headers,
+            compression=None,
+            max_queue=None,  # else frames nobody has read delay the closing handshake
+            **options,
         ) as connection:
             yield Client(connection)
 

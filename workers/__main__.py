@@ -53,7 +53,12 @@ def _engine(settings: Settings, pool: str) -> Engine:
     path = model_path(settings, pool)
     if settings.worker.engine == "sim":
         from .engine_sim import SimEngine
+        from .sim_script import ScriptError, load_script
 
+        try:
+            load_script(settings.worker.sim.script)
+        except ScriptError as error:
+            raise SettingsError(f"worker.sim.script: {error}") from None
         return SimEngine(settings.worker.sim, settings.worker.max_seqs)
     from .engine_vllm import VllmEngine  # only here: importing vLLM takes seconds and gigabytes
 

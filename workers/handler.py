@@ -131,6 +131,7 @@ class _Handler:
             case Generate():
                 return await self._attempt(decision, reply)
             case Finished():
+                self._s.finished(self._rid)
                 await self._publish_outcome(reply)
             case Foreign():
                 log.info("request runs elsewhere", extra={"request_id": self._rid})

@@ -32,10 +32,15 @@ class SetupError(Exception):
     """The environment cannot be made; the message is one line for people."""
 
 
-def fingerprint(*inputs: Path) -> str:
-    """What an environment is made from: these files, this script and the interpreter's version."""
-    digest = hashlib.sha256(sys.version.encode())
-    for path in (*inputs, Path(__file__)):
+def fingerprint(lock: Path) -> str:
+    """What an environment is made from: the lock, how the project is packaged, this script, the Python."""
+    import tomllib  # not at the top: an older Python is to be told so, in main()
+
+    with (PROJECT / "pyproject.toml").open("rb") as file:
+        pyproject = tomllib.load(file)
+    packaging = (pyproject["build-system"], pyproject["project"], pyproject["tool"]["setuptools"])
+    digest = hashlib.sha256(f"{sys.version}{packaging}".encode())
+    for path in (lock, Path(__file__)):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -66,7 +71,7 @@ class Environment:
 
     @property
     def _wanted(self) -> str:
-        return fingerprint(self.lock, PROJECT / "pyproject.toml")
+        return fingerprint(self.lock)
 
     def is_current(self) -> bool:
         """Whether it is finished and made from the files as they are now."""

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-from typing import Any
 
 import httpx
 import pytest
@@ -61,12 +60,13 @@ async def test_a_question_streams_to_its_end(page: Page, sim_stack: StackProcess
 async def test_killed_edge_mid_reply_continues_exactly(
     page: Page, sim_stack: StackProcess, shot: Shot
 ) -> None:
-    edge: dict[str, Any] = await asyncio.to_thread(sim_stack.role, "edge")
+    edge = sim_stack.process_state("edge")
+    assert edge.pid is not None
     await open_chat(page, sim_stack.url)
     await ask(page, "Tell me something long about rivers.")
     await some_text(page)
     await expect(last_reply(page)).to_have_attribute("data-phase", "open")
-    os.kill(edge["pid"], signal.SIGKILL)
+    os.kill(edge.pid, signal.SIGKILL)
     await expect(page.locator("#link")).not_to_have_attribute("data-state", "ready")
     await shot(page, "stack-edge-killed")
     await done(page, timeout=60_000)

@@ -20,7 +20,8 @@ from contracts.tiers import FinishReason, Status
 from contracts.token_stream import Appended
 from infra.settings import Settings
 from tests.integration.worker_bench import WorkerBench, eventually, worker_bench
-from workers.sim_text import SimDetokenizer, reply_base, word_id
+from workers.sim_script import parse_script
+from workers.sim_text import FIRST_PIECE, SimDetokenizer, reply_base, word_id
 
 EMOJI = "👩‍💻 你好 ďábel 🇨🇿"
 SCRIPT: list[dict[str, Any]] = [
@@ -34,6 +35,7 @@ SCRIPT: list[dict[str, Any]] = [
     {"match": "[[hang]]", "hang_at": 3, "attempt": 1},
     {"match": "[[prefill]]", "ttft_ms": 60_000, "attempt": 1},
 ]
+PIECES = parse_script(json.dumps({"replies": SCRIPT})).pieces
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -193,6 +195,31 @@ async def test_kill_9_mid_reply_is_continued_from_the_next_token_I1_E2(bench: Wo
     assert reply.terminal.usage is not None
     assert reply.terminal.usage.completion_tokens == 300
     assert (await bench.outcomes(rid))[rid].attempts == 2
+
+
+async def test_a_worker_lost_between_the_last_text_and_the_seal_leaves_only_the_seal_to_write_E2(
+    bench: WorkerBench,
+) -> None:
+    worker = await bench.start_worker()
+    pieces = [FIRST_PIECE + PIECES.index(p) for p in (b"He", b"llo <to", b"ol")]
+    cases = [
+        # All of the budget is out.
+        ("full", {"max_tokens": 3}, Text("He", (pieces[0],) * 3), "He", FinishReason.LENGTH),
+        # A stop string cut the last token: its other half must never come.
+        ("[[tool]]", {"stop": ["to"]}, Text("Hello <", tuple(pieces[:2])), "Hello <", FinishReason.STOP),
+    ]
+    for text, sampling, out, whole, reason in cases:
+        rid = await bench.accept()
+        start = Started(worker_id="dead", model_revision="1")
+        end = StreamId(1, len(out.token_ids))
+        await bench.streams.append([(rid, StreamId(1, 0), start), (rid, end, out)])
+        await bench.dispatch(worker, bench.record(rid, text, attempt=2, **sampling))
+        reply = await bench.sealed(rid)
+        assert reply.choices[0].text == whole
+        assert reply.terminal is not None
+        assert reply.terminal.finish_reasons == [reason]
+        assert reply.terminal.usage is not None
+        assert reply.terminal.usage.completion_tokens == len(out.token_ids)
 
 
 async def test_two_choices_with_text_out_fail_clearly_when_their_worker_dies_I1(
