@@ -126,8 +126,10 @@ def measure(clients: list[int], requests_per_client: int) -> list[Row]:
     upstream_port, http_port, ws_port = free_port(), free_port(), free_port()
     data = tempfile.mkdtemp(prefix="headrace-bench-")
     upstream = subprocess.Popen(
-        [sys.executable, "-m", "uvicorn", "bench.plain_upstream:app", "--port", str(upstream_port)]
-        + ["--log-level", "error"],
+        [
+            *(sys.executable, "-m", "uvicorn", "bench.plain_upstream:app"),
+            *("--port", str(upstream_port), "--log-level", "error"),
+        ],
         cwd=ROOT,
         env={**os.environ, "BENCH_TPOT_MS": str(TPOT_MS)},
     )

@@ -28,6 +28,7 @@ class ErrorCode(StrEnum):
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     CONTENT_FILTER = "content_filter"
     CONVERSATION_BUSY = "conversation_busy"
+    IDEMPOTENCY_MISMATCH = "idempotency_mismatch"
     INVALID_OFFSET = "invalid_offset"
     OFFSET_AHEAD = "offset_ahead"
     STREAM_EXPIRED = "stream_expired"
@@ -58,6 +59,7 @@ _STATUS: dict[ErrorCode, int] = {
     ErrorCode.NOT_FOUND: 404,
     ErrorCode.METHOD_NOT_ALLOWED: 405,
     ErrorCode.CONVERSATION_BUSY: 409,
+    ErrorCode.IDEMPOTENCY_MISMATCH: 422,
     ErrorCode.OFFSET_AHEAD: 409,
     ErrorCode.STREAM_EXPIRED: 410,
     ErrorCode.STREAM_LOST: 500,

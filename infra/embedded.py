@@ -47,10 +47,20 @@ class Command:
     Attributes:
         argv: program and arguments.
         env: variables on top of this process's own.
+        foreign: not a program of ours.
     """
 
     argv: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
+    foreign: bool = False
+
+    def environment(self) -> dict[str, str]:
+        """All variables of the program.
+
+        A foreign one is not told of our telemetry: the broker refuses to start on values it does not know.
+        """
+        own = {k: v for k, v in os.environ.items() if not (self.foreign and k.startswith("OTEL_"))}
+        return own | self.env
 
 
 def die_with_parent() -> None:
@@ -70,7 +80,7 @@ def broker_command(port: int, scratch: Path) -> Command:
     """
     url = f"tcp://{LOOPBACK}:{port}"
     argv = (_broker_binary(scratch), "broker", "--listener-url", url, "--advertised-listener-url", url)
-    return Command((*argv, "--storage-engine", "memory://tansu/"), {"RUST_LOG": "warn"})
+    return Command((*argv, "--storage-engine", "memory://tansu/"), {"RUST_LOG": "warn"}, foreign=True)
 
 
 def redis_command(port: int, data_dir: Path) -> Command:
@@ -183,7 +193,7 @@ def running(
     with log_file.open("wb") as log:
         process = subprocess.Popen(
             command.argv,
-            env={**os.environ, **command.env},
+            env=command.environment(),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -29,6 +29,7 @@ from infra.telemetry import ACCEPTED_REQUESTS, REFUSED_CALLS, trace_headers
 
 from .chat_request import ChatRequest, parse_chat_request
 from .conversation_context import ConversationContext
+from .idempotency import IdempotencyKeys, Once, once_of
 from .queue_depth import QueueDepth
 from .request_times import unix_ms
 
@@ -70,6 +71,7 @@ class PipelineIntake:
         publisher: Publisher,
         context: ConversationContext,
         depth: QueueDepth,
+        keys: IdempotencyKeys,
         *,
         now_ms: Callable[[], int] = unix_ms,
     ) -> None:
@@ -78,23 +80,37 @@ class PipelineIntake:
         self._publisher = publisher
         self._context = context
         self._depth = depth
+        self._keys = keys
         self._now_ms = now_ms
         self._submitting: set[asyncio.Task[str]] = set()
 
-    async def accept(self, principal: Principal, body: object, *, traceparent: str | None = None) -> str:
+    async def accept(
+        self,
+        principal: Principal,
+        body: object,
+        *,
+        traceparent: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> str:
         """See :class:`streaming_edge.protocols.Intake`. Counts refusals."""
         try:
             request = parse_chat_request(body, self._settings, principal)
-            return await self.submit(principal, request, traceparent=traceparent)
+            once = once_of(idempotency_key, body)
+            return await self.submit(principal, request, traceparent=traceparent, once=once)
         except ApiError as error:
             REFUSED_CALLS.labels(error.code.value).inc()
             raise
 
     async def submit(
-        self, principal: Principal, request: ChatRequest, *, traceparent: str | None = None
+        self,
+        principal: Principal,
+        request: ChatRequest,
+        *,
+        traceparent: str | None = None,
+        once: Once | None = None,
     ) -> str:
         """:meth:`accept` for a body that is validated already; does not count refusals."""
-        task = asyncio.create_task(self._submit(principal, request, traceparent))
+        task = asyncio.create_task(self._submit_once(principal, request, traceparent, once))
         self._submitting.add(task)
         task.add_done_callback(self._submitted)
         return await asyncio.shield(task)
@@ -137,12 +153,42 @@ class PipelineIntake:
         if not task.cancelled():
             task.exception()  # whoever waited has it; a caller that left does not want it
 
-    async def _submit(self, principal: Principal, request: ChatRequest, traceparent: str | None) -> str:
+    async def _submit_once(
+        self, principal: Principal, request: ChatRequest, traceparent: str | None, once: Once | None
+    ) -> str:
+        """Accept, unless a call with the same idempotency key was accepted before."""
+        now_ms = self._now_ms()
+        request_id = make_request_id(now_ms, secrets.token_bytes(10))
+        if once is not None:
+            async with _available():
+                earlier = await self._keys.claim(principal.tenant, once, request_id)
+            if earlier is not None:
+                return earlier
+        try:
+            await self._submit(principal, request, traceparent, request_id, now_ms)
+        except BaseException:
+            if once is not None:
+                await self._forget(principal.tenant, once, request_id)
+            raise
+        return request_id
+
+    async def _forget(self, tenant: str, once: Once, request_id: str) -> None:
+        try:
+            await self._keys.release(tenant, once.key, request_id)
+        except StreamsUnavailable:
+            log.warning("idempotency key left behind", extra={"request_id": request_id})
+
+    async def _submit(
+        self,
+        principal: Principal,
+        request: ChatRequest,
+        traceparent: str | None,
+        request_id: str,
+        now_ms: int,
+    ) -> None:
         tier = self._settings.tiers[principal.tier]
         async with _available():
             await self._depth.check(tier.queue_class)
-        now_ms = self._now_ms()
-        request_id = make_request_id(now_ms, secrets.token_bytes(10))
         conversation_id = request.conversation_id
         before = []
         if conversation_id is not None:
@@ -173,7 +219,6 @@ class PipelineIntake:
             raise
         ACCEPTED_REQUESTS.labels(principal.tier).inc()
         log.debug("accepted", extra={"request_id": request_id})
-        return request_id
 
     async def _hand_over(self, record: RequestRecord, traceparent: str | None) -> None:
         """Create the stream, then publish the record; without its record the stream is sealed."""

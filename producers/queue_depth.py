@@ -12,8 +12,8 @@ from redis.exceptions import RedisError
 from contracts.errors import ApiError, ErrorCode
 from contracts.tiers import QueueClass
 from contracts.token_stream import StreamsUnavailable
+from infra.pipeline_health import DEPTH_KEY
 
-DEPTH_KEY: Final = "hr:queue:depth"
 #: The scheduler writes a few times a second, so looking more often than this tells nothing new.
 _FRESH_SECONDS: Final = 0.2
 _RETRY_AFTER_SECONDS: Final = 5

@@ -7,6 +7,7 @@ from typing import Final
 
 from contracts.token_stream import StreamsUnavailable
 from infra.kafka import Publisher, PublishError
+from infra.pipeline_health import pipeline_not_ready
 from infra.settings import Settings
 from infra.stream_redis import RedisTokenStreams, connect
 from streaming_edge.hub import Hub
@@ -57,7 +58,7 @@ class GatewayRole:
             streams=self._streams,
             hub=self._hub,
             replies=self._replies,
-            not_ready=self.not_ready,
+            not_ready=self._cannot_answer,
         )
         timeout = self._settings.edge.send_timeout_seconds
         self._server = HttpServer(app, listen(self._host, self._port, timeout))
@@ -77,6 +78,10 @@ class GatewayRole:
         except PublishError:
             return "Kafka does not answer"
         return self._hub.not_ready()
+
+    async def _cannot_answer(self) -> str | None:
+        """What the public ``/readyz`` says: why a request accepted now might not be answered soon."""
+        return await self.not_ready() or await pipeline_not_ready(self._client, self._settings)
 
     async def drain(self) -> None:
         """New requests are refused, replies get the grace time, then they are sent elsewhere."""

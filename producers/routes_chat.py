@@ -27,6 +27,7 @@ from .http_auth import authenticate
 from .http_body import read_json
 from .http_errors import JsonResponse
 from .http_scope import name_request
+from .idempotency import once_of
 from .intake import PipelineIntake
 from .reply_responses import EventStreamReply, ReplyServices, WholeReply
 from .request_times import created_ms_of, reply_facts
@@ -51,12 +52,15 @@ def make_chat_router(
         principal = authenticate(request, door)
         body = await read_json(request, settings.http.max_body_bytes)
         chat = parse_chat_request(body, settings, principal)
+        once = once_of(request.headers.get("idempotency-key"), body)
         if services.replies.draining:
             raise _leaving()
         span = ChatSpan("chat", chat.model, request.headers.get("traceparent"), stream=chat.stream)
         try:
             with services.replies.accepting():
-                request_id = await intake.submit(principal, chat, traceparent=span.traceparent)
+                request_id = await intake.submit(
+                    principal, chat, traceparent=span.traceparent, once=once
+                )
         except ApiError as error:
             span.end(error.code.value, error.code.value if error.status >= 500 else None)
             raise

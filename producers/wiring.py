@@ -9,8 +9,10 @@ from infra.stream_redis import RedisTokenStreams, connect
 
 from .conversation_context import ConversationContext
 from .door import KeyDoor
+from .idempotency import IdempotencyKeys
 from .intake import PipelineIntake
 from .queue_depth import QueueDepth
+from .request_times import unix_ms
 
 
 class WiredIntake(PipelineIntake):
@@ -25,6 +27,7 @@ class WiredIntake(PipelineIntake):
             publisher,
             ConversationContext(settings, streams, conversations),
             QueueDepth(self._client, settings.scheduler.queue_limit),
+            IdempotencyKeys(self._client, streams, unix_ms),
         )
 
     async def close(self) -> None:

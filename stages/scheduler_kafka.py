@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 from contracts.tiers import QueueClass
 from contracts.token_stream import StreamsUnavailable
 from infra.kafka import Publisher, Tracked, make_consumer
+from infra.pipeline_health import DEPTH_KEY
 from infra.settings import Settings
 from infra.stream_redis import RedisTokenStreams, connect
 from infra.telemetry import QUEUE_DEPTH
@@ -35,7 +36,6 @@ TICK_SECONDS = 0.25
 BLOCK_MS = 250
 PAUSE_SECONDS = 0.5
 
-DEPTH_KEY = "hr:queue:depth"
 DEPTH_TTL_MS = 3_000
 
 

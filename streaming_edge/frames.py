@@ -41,10 +41,11 @@ class AuthFrame(_Frame):
 
 
 class CreateFrame(_Frame):
-    """Start a chat completion and read its stream from the start."""
+    """Start a chat completion and read its stream from the start; with a key, at most once."""
 
     type: Literal["chat.create"]
     body: Any = Field(repr=False)
+    idempotency_key: str | None = Field(default=None, repr=False)
 
 
 class SubscribeFrame(_Frame):

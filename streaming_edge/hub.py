@@ -20,12 +20,12 @@ from contracts.entries import StreamEntry, decode_entry
 from contracts.stream_ids import StreamId
 from contracts.token_stream import StreamsUnavailable
 from infra.stream_redis import RedisTokenStreams, stream_key
+from infra.tasks import end_tasks
 from infra.telemetry import CATCH_UPS, READERS
 
 from .errors import StreamLost
 from .reader_redis import RawStreams, StreamTail
 from .reader_state import ReaderState
-from .tasks import end_tasks
 from .terminal import BEFORE_SEAL
 
 log = logging.getLogger(__name__)

@@ -25,8 +25,17 @@ class Door(Protocol):
 class Intake(Protocol):
     """Puts requests into the pipeline, and ends them."""
 
-    async def accept(self, principal: Principal, body: object, *, traceparent: str | None = None) -> str:
+    async def accept(
+        self,
+        principal: Principal,
+        body: object,
+        *,
+        traceparent: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> str:
         """Validate a chat completion body and accept it; returns the request id.
+
+        With a key, a call that repeats an earlier one returns that one's request.
 
         When it returns, the token stream exists (``0-1``) and Kafka has acknowledged the request: from
         then on it reaches exactly one terminal state. Cancelling the call may leave an accepted request

@@ -17,6 +17,7 @@ from contracts.errors import ApiError, ErrorBody, ErrorCode, error_body
 from contracts.identity import Principal
 from infra.settings import Settings
 from infra.stream_redis import RedisTokenStreams
+from infra.tasks import end_tasks
 from infra.telemetry import SOCKETS
 
 from .close_codes import CloseCase
@@ -25,7 +26,6 @@ from .hub import Hub
 from .protocols import Door, Intake
 from .session import SessionLimits
 from .socket_websockets import CLOSE_TIMEOUT_SECONDS, EdgeParts, Socket
-from .tasks import end_tasks
 
 log = logging.getLogger(__name__)
 

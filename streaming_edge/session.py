@@ -61,6 +61,7 @@ class Create:
 
     ref: str | int | None
     body: Any = field(repr=False)
+    idempotency_key: str | None = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +219,7 @@ class Session:
         if self._full():
             return self._too_many_streams(frame.ref, None)
         self._creating += 1
-        return Create(frame.ref, frame.body)
+        return Create(frame.ref, frame.body, frame.idempotency_key)
 
     def _subscribe(self, frame: SubscribeFrame) -> list[Effect]:
         if frame.request_id in self._readings:

@@ -24,6 +24,7 @@ from contracts.reply import Reply
 from contracts.stream_ids import START, StreamId
 from contracts.token_stream import StreamsUnavailable
 from infra.stream_redis import RedisTokenStreams
+from infra.tasks import end_tasks
 from infra.telemetry import end_span, start_span, traceparent_of
 
 from .close_codes import CloseCase
@@ -44,7 +45,6 @@ from .session import (
     SessionLimits,
     Unread,
 )
-from .tasks import end_tasks
 from .terminal import BEFORE_SEAL
 
 log = logging.getLogger(__name__)
@@ -194,7 +194,10 @@ class Socket:
         fault: str | None = "cancelled"
         try:
             request_id = await self._parts.intake.accept(
-                self._principal, effect.body, traceparent=traceparent_of(span)
+                self._principal,
+                effect.body,
+                traceparent=traceparent_of(span),
+                idempotency_key=effect.idempotency_key,
             )
             span.set_attribute("gen_ai.response.id", request_id)
             outcome = self.session.accepted(effect.ref, request_id)

@@ -42,7 +42,14 @@ class FakeIntake:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def accept(self, principal: Principal, body: object, *, traceparent: str | None = None) -> str:
+    async def accept(
+        self,
+        principal: Principal,
+        body: object,
+        *,
+        traceparent: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> str:
         await self.gate.wait()
         if not isinstance(body, dict) or not body.get("messages"):
             raise ApiError(ErrorCode.INVALID_VALUE, "Give messages.", param="messages")

@@ -46,6 +46,7 @@ class _Run:
     request: EngineRequest
     choices: list[_Choice]
     budget: int
+    left: int
     plan: Plan | None
     faults: bool
     ready_at: float = 0.0
@@ -59,7 +60,12 @@ class _Run:
 
     @property
     def done(self) -> bool:
-        return all(c.done for c in self.choices)
+        return not self.left
+
+    def end(self, choice: _Choice) -> None:
+        if not choice.done:
+            choice.done = True
+            self.left -= 1
 
     def wake(self) -> None:
         if self.waiter is not None and not self.waiter.done():
@@ -150,7 +156,7 @@ class SimEngine:
         attempt = request.engine_id.rpartition("/")[2]
         faults = plan is not None and plan.faults_on(int(attempt) if attempt.isdecimal() else 1)
         budget = DEFAULT_MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens
-        run = _Run(request, choices, budget, plan, faults)
+        run = _Run(request, choices, budget, len(choices), plan, faults)
         heapq.heappush(self._waiting, (request.priority, next(self._order), run))
         self._admit()
         self._arm()
@@ -196,8 +202,9 @@ class SimEngine:
         except Exception as error:  # a bug here must end as a dead engine, not as a silent timer
             self._die(f"step loop: {type(error).__name__}")
             raise
-        self._admit()
-        self._arm()
+        if self._dead is None:
+            self._admit()
+            self._arm()
 
     def _run_steps(self, now: float) -> None:
         ready = [run for run in self._prefilling if run.ready_at <= now]
@@ -206,14 +213,18 @@ class SimEngine:
             for run in ready:
                 # The steps are common: a request joins at the one nearest to its own second token.
                 run.due = run.ready_at + (_pause(run) or self._step_seconds() / 2)
-                self._emit(run)
                 self._decoding.append(run)
+                self._emit(run)
+            if self._dead is not None:
+                return
             if self._next_step is None:
                 self._next_step = ready[0].ready_at + self._step_seconds()
         for _ in range(_MAX_CATCH_UP):
             if self._next_step is None or self._next_step > now:
                 break
             self._step(self._next_step)
+            if self._dead is not None:
+                return
             step = self._step_seconds()
             self._next_step = self._next_step + step if step else now
             if not step:
@@ -241,7 +252,7 @@ class SimEngine:
             if run.faults and self._fault(run, choice.position):
                 continue
             if choice.position >= run.budget:
-                choice.done = True
+                run.end(choice)
                 self._put(run, TokenDelta(choice.index, (), None, FinishReason.LENGTH))
                 continue
             token_id = self._token(run, choice)
@@ -253,7 +264,8 @@ class SimEngine:
                 reason = FinishReason.STOP
             elif choice.position >= run.budget:
                 reason = FinishReason.LENGTH
-            choice.done = reason is not None
+            if reason is not None:
+                run.end(choice)
             top = run.request.sampling.top_logprobs
             logprobs = None if top is None else (self._logprob(token_id, top),)
             self._put(run, TokenDelta(choice.index, (token_id,), logprobs, reason))
@@ -313,7 +325,7 @@ class SimEngine:
             self._seqs -= len(run.choices)
             run.admitted = False
         for choice in run.choices:
-            choice.done = True
+            run.end(choice)
         if run in self._prefilling:
             self._prefilling.remove(run)
         elif run in self._decoding:

@@ -97,7 +97,9 @@ class Heartbeat:
             except (RedisError, OSError) as error:
                 log.warning("no heartbeat", extra={"error": type(error).__name__})
             try:
-                await asyncio.wait_for(self._wake.wait(), max(0.0, due - loop.time()))
+                # Not wait_for(): up to Python 3.11 it can swallow a cancellation that meets its result.
+                async with asyncio.timeout(max(0.0, due - loop.time())):
+                    await self._wake.wait()
             except TimeoutError:
                 pass
 

@@ -13,6 +13,7 @@ from aiokafka.errors import KafkaError
 from contracts.errors import RecordError
 from contracts.records import DispatchRecord, decode
 from infra.kafka import Tracked
+from infra.tasks import end_tasks
 from infra.telemetry import HOP, traceparent_from
 
 log = logging.getLogger(__name__)
@@ -68,8 +69,7 @@ class Intake:
             await asyncio.wait({reading, self._failure}, return_when=asyncio.FIRST_COMPLETED)
             await (self._failure if self._failure.done() else reading)
         finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            await end_tasks([reading])
 
     async def finish(self, seconds: float) -> int:
         """Wait up to ``seconds`` for the open requests, then cancel the rest and commit.
@@ -81,9 +81,7 @@ class Intake:
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
         left = [task for task in tasks if not task.done()]
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await end_tasks(left)
         await self._tracked.commit()
         if self._failure.done():
             self._failure.exception()  # seen: a draining worker goes anyway

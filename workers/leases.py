@@ -90,7 +90,9 @@ class LeaseKeeper:
             except StreamsUnavailable as error:
                 log.warning("leases not renewed", extra={"error": str(error)[:200]})
             try:
-                await asyncio.wait_for(self._wake.wait(), max(0.0, due - loop.time()))
+                # Not wait_for(): up to Python 3.11 it can swallow a cancellation that meets its result.
+                async with asyncio.timeout(max(0.0, due - loop.time())):
+                    await self._wake.wait()
             except TimeoutError:
                 pass
 

@@ -19,6 +19,7 @@ from contracts.token_stream import StreamsUnavailable
 from infra.kafka import Publisher, PublishError, make_consumer
 from infra.settings import Settings, SettingsError
 from infra.stream_redis import RedisTokenStreams, connect
+from infra.tasks import end_tasks
 from infra.telemetry import DEAD_LETTERS
 from infra.worker_feed_redis import WorkerFeed
 
@@ -156,17 +157,14 @@ class Worker:
         """Take nothing new, let replies finish; what is left is continued by others once leases run out."""
         await self._stop_accepting()
         if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
+            await end_tasks([self._reading])
         if self._intake is not None:
             left = await self._intake.finish(self._settings.worker.drain_seconds)
             log.info("drained", extra={"worker": self.worker_id, "left": left})
 
     async def stop(self) -> None:
         """See :class:`infra.role.Role`."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         if self._intake is not None:
             await self._intake.finish(0)
         await self._engine.close()

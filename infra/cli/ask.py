@@ -26,7 +26,14 @@ _LONGEST_WAIT_SECONDS = 2.0
 
 
 def ask(
-    question: str, *, data_dir: Path, url: str | None, key: str, model: str, max_tokens: int | None
+    question: str,
+    *,
+    data_dir: Path,
+    url: str | None,
+    key: str,
+    model: str,
+    max_tokens: int | None,
+    temperature: float | None,
 ) -> int:
     """Ask and print the reply; returns 0 when it was completed, 130 when cancelled by Ctrl-C.
 
@@ -38,7 +45,7 @@ def ask(
         if state is None:
             raise StackError(f"no stack runs on {data_dir}: headrace up (or give --url)")
         url = state.ws_url
-    session = AskSession(question, model, max_tokens)
+    session = AskSession(question, model, max_tokens, temperature)
     return asyncio.run(_with_interrupt(_Conversation(session, url, key)))
 
 
@@ -46,7 +53,8 @@ async def ask_stack(ws_url: str, question: str) -> None:
     """Ask the development stack that this process runs; what goes wrong is printed, not raised."""
     _say(f"\n> {question}")
     try:
-        await _Conversation(AskSession(question, "default", None), ws_url, DEV_PAID_KEY).run()
+        session = AskSession(question, "default", None, temperature=0)
+        await _Conversation(session, ws_url, DEV_PAID_KEY).run()
     except StackError as error:
         _say(str(error))
 

@@ -42,13 +42,17 @@ class Ended:
 class AskSession:
     """What is known of one request, over all connections it takes to read its reply."""
 
-    def __init__(self, question: str, model: str, max_tokens: int | None) -> None:
+    def __init__(
+        self, question: str, model: str, max_tokens: int | None, temperature: float | None = None
+    ) -> None:
         self._body: dict[str, Any] = {
             "model": model,
             "messages": [{"role": "user", "content": question}],
         }
         if max_tokens is not None:
             self._body["max_tokens"] = max_tokens
+        if temperature is not None:
+            self._body["temperature"] = temperature
         self.request_id: str | None = None
         self.ended: Ended | None = None
         self._offset: str | None = None

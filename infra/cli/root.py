@@ -86,13 +86,12 @@ def down_command(data_dir: Path) -> int:
 )
 @click.option("--model", default="default", show_default=True)
 @click.option("--max-tokens", type=click.IntRange(1), help="Longest reply.")
-def ask_command(
-    question: str, data_dir: Path, url: str | None, key: str, model: str, max_tokens: int | None
-) -> int:
+@click.option("--temperature", type=click.FloatRange(0, 2), help="0 gives the likeliest reply.")
+def ask_command(question: str, **options: Any) -> int:
     """Stream a reply into the terminal; Ctrl-C cancels it."""
     from .ask import ask
 
-    return ask(question, data_dir=data_dir, url=url, key=key, model=model, max_tokens=max_tokens)
+    return ask(question, **options)
 
 
 @cli.command("topics")

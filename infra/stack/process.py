@@ -103,7 +103,7 @@ async def start_child(command: Command, log_file: Path, watchdog: Watchdog) -> C
     with _open_log(log_file) as log:
         process = await asyncio.create_subprocess_exec(
             *command.argv,
-            env={**os.environ, **command.env},
+            env=command.environment(),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -21,6 +21,7 @@ from infra.kafka import Publisher, PublishError
 from infra.settings import Settings
 from infra.stream_redis import RedisTokenStreams, connect
 from producers.conversation_context import ConversationContext
+from producers.idempotency import IdempotencyKeys
 from producers.intake import MAX_RECORD_BYTES, PipelineIntake
 from producers.queue_depth import QueueDepth
 from producers.request_times import unix_ms
@@ -64,6 +65,7 @@ class Parts:
             self.publisher,
             ConversationContext(settings, self.streams, self.conversations),
             QueueDepth(self.client, settings.scheduler.queue_limit),
+            IdempotencyKeys(self.client, self.streams, lambda: self.now_ms),
             now_ms=lambda: self.now_ms,
         )
 

@@ -355,9 +355,8 @@ async def test_the_window_is_bounded_and_the_depth_counts_what_waits_in_kafka(be
         # A full class does not hold up the others.
         worker = CardboardWorker(bench, "w", 0, seqs=4)
         interactive = await queue(bench, queued_record())
-        assert role._intake is not None
-        held = role._intake.scheduler._held
-        await until(lambda: interactive in held, "the interactive request in its window")
+        waiting = role._policy.waiting
+        await until(lambda: waiting()[QueueClass.INTERACTIVE], "the interactive request in its line")
         async with alive(worker):
             await worker.got(interactive)
             assert worker.given()[0].request_id == interactive

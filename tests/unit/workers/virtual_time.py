@@ -32,5 +32,13 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run_in_virtual_time(work: Coroutine[Any, Any, T]) -> T:
+    """Run to the end; an exception in a timer's callback fails as one in ``work`` does."""
+    errors: list[BaseException] = []
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        return runner.run(work)
+        runner.get_loop().set_exception_handler(
+            lambda _, c: errors.append(c.get("exception") or Exception(c))
+        )
+        result = runner.run(work)
+    if errors:
+        raise errors[0]
+    return result

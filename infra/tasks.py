@@ -10,10 +10,10 @@ _AGAIN_SECONDS = 0.25
 
 
 async def end_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel tasks until all have ended; their outcome is dropped.
+    """Cancel tasks, again until all have ended; their outcome is dropped.
 
-    Once is not always enough: in Python 3.11 ``asyncio.wait_for`` swallows a cancellation that meets the
-    end of what it waits for, and redis-py uses it for every command it sends.
+    Once is not always enough: ``asyncio.wait_for`` of Python 3.11 swallows a cancellation that meets the
+    end of what it waits for, and redis-py calls it for every command it sends.
     """
     while pending := [task for task in tasks if not task.done()]:
         for task in pending:
