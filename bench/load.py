@@ -1,6 +1,6 @@
-"""One row's load, in a process of its own: ``python -m bench.load http|ws TARGET CLIENTS REQUESTS``.
+"""One row's load, in a process of its own: ``python -m bench.load http|ws TARGET CLIENTS REQUESTS OUT``.
 
-Prints one JSON object: the run and this process's CPU seconds. The HTTP side reads the socket by hand, so
+Writes one JSON object: the run and this process's CPU seconds. The HTTP side reads the socket by hand, so
 that the client costs little of the two cores it shares with what it measures.
 """
 
@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.parse
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import orjson
 import uvloop
@@ -103,10 +104,12 @@ async def run(road: str, target: str, clients: int, requests: int) -> Run:
 
 def main() -> None:
     """Command line."""
-    road, target, clients, requests = sys.argv[1:]
+    road, target, clients, requests, output = sys.argv[1:]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         result = runner.run(run(road, target, int(clients), int(requests)))
-    print(json.dumps({"run": result.to_json(), "cpu_seconds": time.process_time()}))
+    Path(output).write_text(
+        json.dumps({"run": result.to_json(), "cpu_seconds": time.process_time()})
+    )
 
 
 if __name__ == "__main__":

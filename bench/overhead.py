@@ -112,11 +112,13 @@ def stopped_after(process: subprocess.Popen[bytes], sig: int) -> Iterator[None]:
 
 def load(road: str, target: str, clients: int, requests: int) -> tuple[Run, float]:
     """Run one row's load in a process of its own; returns its result and its CPU seconds."""
-    command = [sys.executable, "-m", "bench.load", road, target, str(clients), str(requests)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=300, check=False)
-    if done.returncode:
-        raise SystemExit(f"bench: the load failed: {done.stderr.decode()[-500:]}")
-    raw: dict[str, Any] = json.loads(done.stdout)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "run.json")
+        command = [sys.executable, "-m", "bench.load", road, target, str(clients), str(requests), str(out)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=300, check=False)
+        if done.returncode:
+            raise SystemExit(f"bench: the load failed: {done.stderr.decode()[-500:]}")
+        raw: dict[str, Any] = json.loads(out.read_text())
     return Run.from_json(raw["run"]), float(raw["cpu_seconds"])
 
 

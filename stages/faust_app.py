@@ -15,6 +15,7 @@ import faust
 from faust.transport.drivers import aiokafka as driver
 
 from infra.settings import KafkaSettings
+from infra.tasks import end_tasks
 
 log = logging.getLogger(__name__)
 
@@ -68,15 +69,24 @@ class StageApp(faust.App):
     only after every earlier one of its partition, so Faust, which commits past gaps, never sees one.
     """
 
-    def __init__(self, settings: KafkaSettings, app_id: str, topic: str, handler: Handler) -> None:
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        app_id: str,
+        topic: str,
+        handler: Handler,
+        *,
+        fetch_max_wait_ms: int | None = None,
+    ) -> None:
         """Prepare; nothing connects before :meth:`start`.
 
         Args:
+            fetch_max_wait_ms: instead of the configured one.
             app_id: consumer group.
             topic: must exist already.
             handler: raises nothing but ``CancelledError``; anything else ends the app.
         """
-        self.fetch_max_wait_ms = settings.fetch_max_wait_ms
+        self.fetch_max_wait_ms = fetch_max_wait_ms or settings.fetch_max_wait_ms
         self._scratch = tempfile.TemporaryDirectory(prefix="headrace-faust-")
         super().__init__(
             app_id,
@@ -115,15 +125,14 @@ class StageApp(faust.App):
 
     async def until_broken(self) -> None:
         """Return when the app has crashed or stopped, or its handler has raised."""
-        waits = [
+        waits: list[asyncio.Task[Any]] = [
             asyncio.ensure_future(self.wait_until_stopped()),
             asyncio.ensure_future(self.window.failed.wait()),
         ]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for wait in waits:
-                wait.cancel()
+            await end_tasks(waits)
 
     async def close(self, grace_seconds: float) -> None:
         """Let what is in hand finish, acknowledge it, and leave the group."""
@@ -182,6 +191,4 @@ class OrderedWindow:
         if not tasks:
             return
         _, late = await asyncio.wait(tasks, timeout=grace_seconds)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+        await end_tasks(late)

@@ -14,12 +14,12 @@ from opentelemetry.trace import SpanKind
 
 from contracts.errors import RecordError
 from contracts.records import OutcomeRecord, decode
-from contracts.token_stream import StreamsUnavailable
 from contracts.topics import Topics
 from infra.conversations_redis import Conversations
 from infra.kafka import Publisher, make_consumer
 from infra.settings import Settings
 from infra.stream_redis import connect
+from infra.tasks import end_tasks
 from infra.telemetry import DEAD_LETTERS, REQUESTS, TOKENS, end_span, start_span, traceparent_from
 
 from .errors import RoleStuck
@@ -30,6 +30,10 @@ from .retry import until_done
 log = logging.getLogger(__name__)
 
 STAGE = "history"
+
+#: Nobody waits for history (the intake reads what is not stored yet from token streams), so it does not poll
+#: the embedded broker as the request path does.
+UNHURRIED_FETCH_MS = 100
 #: Its absence says that Redis has lost the conversations.
 EPOCH_KEY = "hr:history:epoch"
 EPOCH_CHECK_SECONDS = 10.0
@@ -188,7 +192,14 @@ class HistoryRole:
             self._publisher,
         )
         app_id = f"{topics.prefix}-{STAGE}"
-        self._app = StageApp(self._settings.kafka, app_id, topics.outcomes, stage.handle)
+        kafka = self._settings.kafka
+        self._app = StageApp(
+            kafka,
+            app_id,
+            topics.outcomes,
+            stage.handle,
+            fetch_max_wait_ms=max(kafka.fetch_max_wait_ms, UNHURRIED_FETCH_MS),
+        )
         await self._app.start()
 
     async def not_ready(self) -> str | None:
@@ -202,18 +213,26 @@ class HistoryRole:
     async def run(self) -> None:
         """Ends when the Faust app has, or when Redis has lost the conversations: a new start rebuilds."""
         assert self._app is not None
-        broken = asyncio.ensure_future(self._app.until_broken())
+        # In tasks of their own: a cancellation of this one must not be lost in a Redis command.
+        watches: list[asyncio.Task[None]] = [
+            asyncio.ensure_future(self._app.until_broken()),
+            asyncio.ensure_future(self._until_lost()),
+        ]
         try:
-            while not broken.done():
-                await asyncio.wait({broken}, timeout=EPOCH_CHECK_SECONDS)
-                try:
-                    if await self._rebuild.lost():
-                        raise RoleStuck("Redis has lost the conversations")
-                except (StreamsUnavailable, redis.RedisError, OSError) as error:
-                    log.warning("epoch not read", extra={"error": type(error).__name__})
+            done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            broken.cancel()
-        raise RoleStuck("the history app ended")
+            await end_tasks(watches)
+        lost = watches[1] in done
+        raise RoleStuck("Redis has lost the conversations" if lost else "the history app ended")
+
+    async def _until_lost(self) -> None:
+        while True:
+            await asyncio.sleep(EPOCH_CHECK_SECONDS)
+            try:
+                if await self._rebuild.lost():
+                    return
+            except (redis.RedisError, OSError) as error:
+                log.warning("epoch not read", extra={"error": type(error).__name__})
 
     async def drain(self) -> None:
         """Finish what is in hand."""

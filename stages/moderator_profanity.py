@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -13,25 +13,30 @@ import numpy as np
 
 from .protocols import ALLOWED, Verdict
 
-#: Scoring costs about 0.2 ms plus 0.2 us a character; more than this many characters go off the loop.
+#: Scoring costs about 0.05 ms plus 0.2 us a character; more than this many characters go off the loop.
 INLINE_CHARACTERS = 8_000
 #: Scores remembered. One entry is about 200 bytes.
 CACHE_ENTRIES = 20_000
 
 
 class ProfanityModel:
-    """``profanity_check``'s calibrated classifier, without the checks scikit-learn repeats on each call.
+    """``profanity_check``'s calibrated classifier, without the general machinery around it.
 
-    The library averages linear classifiers, each with a sigmoid fitted to it (Platt scaling). Stacking
-    their weights makes that one matrix product, which gives the same probabilities ten times faster.
+    The library weighs a text's words (tf-idf, L2 norm) and averages linear classifiers, each with a sigmoid
+    fitted to it (Platt scaling). For one short text scikit-learn spends nearly all its time on checking and
+    converting sparse matrices, so the same arithmetic is done here on the few words that occur; a test
+    compares the probabilities.
     """
 
     def __init__(self) -> None:
         # Loads scikit-learn and two pickles (a second): done once, when the stage starts.
         from profanity_check import profanity_check as library
 
-        self._vectorizer: Any = library.vectorizer
+        vectorizer: Any = library.vectorizer
         parts = library.model.calibrated_classifiers_
+        self._words: Callable[[str], list[str]] = vectorizer.build_analyzer()
+        self._columns: dict[str, int] = vectorizer.vocabulary_
+        self._idf = vectorizer.idf_
         self._weights = np.vstack([p.estimator.coef_[0] for p in parts]).T
         self._bias = np.array([p.estimator.intercept_[0] for p in parts])
         self._slope = np.array([p.calibrators[0].a_ for p in parts])
@@ -39,9 +44,17 @@ class ProfanityModel:
 
     def scores(self, texts: Sequence[str]) -> list[float]:
         """Probability, in [0, 1], that each text is abusive."""
-        decisions = self._vectorizer.transform(texts) @ self._weights + self._bias
-        each = 1.0 / (1.0 + np.exp(self._slope * decisions + self._offset))
-        return [float(p) for p in each.mean(axis=1)]
+        return [self._score(text) for text in texts]
+
+    def _score(self, text: str) -> float:
+        columns = self._columns
+        counts = Counter(columns[word] for word in self._words(text) if word in columns)
+        decisions = self._bias
+        if counts:
+            found = np.fromiter(counts.keys(), np.intp, len(counts))
+            tfidf = np.fromiter(counts.values(), float, len(counts)) * self._idf[found]
+            decisions = tfidf @ self._weights[found] / np.linalg.norm(tfidf) + self._bias
+        return float((1.0 / (1.0 + np.exp(self._slope * decisions + self._offset))).mean())
 
 
 class ProfanityModerator:

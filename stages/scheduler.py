@@ -26,6 +26,7 @@ from contracts.topics import Topics
 from contracts.worker_events import WorkerEvent
 from infra.kafka import Publisher, PublishError
 from infra.stream_redis import RedisTokenStreams
+from infra.tasks import end_tasks
 from infra.telemetry import (
     DEAD_LETTERS,
     HOP,
@@ -400,9 +401,7 @@ class Scheduler:
         tasks = set(self._tasks)
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=seconds)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+            await end_tasks(late)
 
 
 def _job(record: QueuedRecord) -> Job:

@@ -21,6 +21,7 @@ from infra.kafka import Publisher, Tracked, make_consumer
 from infra.pipeline_health import DEPTH_KEY
 from infra.settings import Settings
 from infra.stream_redis import RedisTokenStreams, connect
+from infra.tasks import end_tasks
 from infra.telemetry import QUEUE_DEPTH
 from infra.worker_feed_redis import WorkerFeed
 
@@ -130,9 +131,7 @@ class SchedulerRole:
         await self._redis.aclose()
 
     async def _cancel(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         self._tasks.clear()
 
     async def _listen(self, scheduler: Scheduler, pool: str) -> None:

@@ -56,6 +56,8 @@ class HfTokenizer:
         # The library's own object rather than the wrapper: it keeps no state between calls, so that
         # threads may share it.
         self._backend: Any = self._tokenizer.backend_tokenizer
+        self._backend.no_padding()
+        self._backend.no_truncation()
         self._executor = executor
         added = self._tokenizer.added_tokens_decoder.values()
         self._control = _spellings(str(token) for token in added)
@@ -80,10 +82,11 @@ class HfTokenizer:
             }
             for m in messages
         ]
-        token_ids: list[int] = []
-        for piece in self._render(chat).split(mark):
-            token_ids += self._backend.encode(piece, add_special_tokens=False).ids
-        return token_ids
+        pieces = self._render(chat).split(mark)
+        # The batch call, because it alone lets go of the interpreter's lock: a long prompt encoded with
+        # encode() stops the event loop for a second even from another thread.
+        encoded = self._backend.encode_batch_fast(pieces, add_special_tokens=False)
+        return [token_id for piece in encoded for token_id in piece.ids]
 
     def _disarmed(self, content: str, mark: str) -> str:
         """``content`` with a mark inside each spelling of a control token."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..embedded import BROKER_FETCH_MAX_WAIT_MS
+from ..embedded import BROKER_FETCH_MAX_WAIT_MS, BROKER_PARTITIONS
 from ..model_prep import is_complete, model_dir
 from ..settings import BUILTIN_SIM, Settings, development, load, parse
 from .errors import StackError
@@ -89,7 +89,11 @@ def effective_settings(base: Settings, addresses: Addresses, *, embedded_broker:
     raw = base.model_dump(mode="json")
     raw["kafka"]["bootstrap"] = addresses.kafka
     if embedded_broker:
-        raw["kafka"] |= {"fetch_max_wait_ms": BROKER_FETCH_MAX_WAIT_MS, "idempotent": False}
+        raw["kafka"] |= {
+            "fetch_max_wait_ms": BROKER_FETCH_MAX_WAIT_MS,
+            "partitions": BROKER_PARTITIONS,
+            "idempotent": False,
+        }
     raw["redis"]["url"] = addresses.redis
     raw["http"]["port"] = addresses.port
     raw["edge"]["port"] = addresses.ws_port

@@ -23,6 +23,7 @@ from infra.kafka import Publisher, make_consumer
 from infra.role import Role
 from infra.settings import Settings, development, parse
 from infra.stream_redis import RedisTokenStreams, connect
+from infra.tasks import end_tasks
 from infra.topics import ensure_topics
 
 MODEL = "headrace-sim"
@@ -73,8 +74,7 @@ async def running(role: Role, *, drain: bool = True) -> AsyncIterator[asyncio.Ta
         try:
             yield work
         finally:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+            await end_tasks([work])
             if drain:
                 await role.drain()
     finally:
@@ -106,8 +106,7 @@ class Tap:
 
     async def stop(self) -> None:
         assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks([self._task])
         await self._consumer.stop()
 
     def of(self, request_id: str) -> list[ConsumerRecord]:

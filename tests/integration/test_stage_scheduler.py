@@ -15,6 +15,7 @@ from contracts.stream_ids import SEAL, StreamId
 from contracts.tiers import QueueClass, Status
 from contracts.token_stream import Appended
 from contracts.worker_events import WorkerEvent
+from infra.tasks import end_tasks
 from infra.worker_feed_redis import WorkerFeed
 from stages.scheduler_kafka import DEPTH_KEY, SchedulerRole
 
@@ -104,9 +105,7 @@ async def alive(*workers: CardboardWorker) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(tasks)
 
 
 async def queue(bench: Bench, record: QueuedRecord, *, accept: bool = True) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -171,6 +172,17 @@ async def test_f2_long_prompts_are_encoded_off_the_loop_with_the_same_result(
     assert await tokenizer.encode(user("fox")) == encode_now(user("fox"))
     assert seen[0] != "MainThread"
     assert seen[1] == "MainThread"
+
+
+async def test_f2_the_loop_keeps_turning_while_a_huge_prompt_is_encoded(tokenizer: HfTokenizer) -> None:
+    encoding = asyncio.ensure_future(tokenizer.encode(user("the lazy fox said nothing " * 80_000)))
+    turns = 0
+    while not encoding.done():
+        await asyncio.sleep(0.005)
+        turns += 1
+    assert len(encoding.result()) > 80_000
+    # Encoding it takes several hundred milliseconds; holding the interpreter meanwhile leaves two or three.
+    assert turns > 10
 
 
 def test_a_folder_without_a_tokenizer_or_template_is_a_configuration_error(
