@@ -107,9 +107,7 @@ def main() -> None:
     road, target, clients, requests, output = sys.argv[1:]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         result = runner.run(run(road, target, int(clients), int(requests)))
-    Path(output).write_text(
-        json.dumps({"run": result.to_json(), "cpu_seconds": time.process_time()})
-    )
+    Path(output).write_text(json.dumps({"run": result.to_json(), "cpu_seconds": time.process_time()}))
 
 
 if __name__ == "__main__":

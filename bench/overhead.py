@@ -114,7 +114,16 @@ def load(road: str, target: str, clients: int, requests: int) -> tuple[Run, floa
     """Run one row's load in a process of its own; returns its result and its CPU seconds."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "run.json")
-        command = [sys.executable, "-m", "bench.load", road, target, str(clients), str(requests), str(out)]
+        command = [
+            sys.executable,
+            "-m",
+            "bench.load",
+            road,
+            target,
+            str(clients),
+            str(requests),
+            str(out),
+        ]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=300, check=False)
         if done.returncode:
             raise SystemExit(f"bench: the load failed: {done.stderr.decode()[-500:]}")

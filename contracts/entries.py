@@ -41,9 +41,13 @@ class Moderated(_Json):
 
 
 class Dispatched(_Json):
-    """``0-3``: given to a worker."""
+    """``0-3``: given to a worker.
+
+    ``prompt_tokens`` again, because ``0-2`` may come second and is then refused.
+    """
 
     worker_id: str
+    prompt_tokens: int | None = None
 
 
 class Started(_Json):

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .entries import Accepted, Moderated, Started, StreamEntry, Terminal, Text
+from .entries import Accepted, Dispatched, Moderated, Started, StreamEntry, Terminal, Text
 from .records import OutcomeChoice, Usage
 from .stream_ids import START, StreamId
 
@@ -45,6 +45,8 @@ class Reply:
             case Accepted() as accepted:
                 self.accepted = accepted
             case Moderated(prompt_tokens=count):
+                self.prompt_tokens = count
+            case Dispatched(prompt_tokens=int(count)):
                 self.prompt_tokens = count
             case Started():
                 self.attempts = item.id.attempt

@@ -29,7 +29,7 @@ LOOPBACK = "127.0.0.1"
 #: of a hop: p50 3.5 ms at 3, 4.6 at 5, 7.2 at 10, 28 at 50; and each waiting consumer costs it CPU, which
 #: grows with the partitions it reads.
 BROKER_FETCH_MAX_WAIT_MS = 3
-BROKER_PARTITIONS = 2
+BROKER_PARTITIONS = 1
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None

@@ -12,11 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+import uvloop
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from .logs import configure_logging
 from .settings import Settings, SettingsError, load
+from .tasks import end_tasks
 from .telemetry import configure_tracing
 
 log = logging.getLogger(__name__)
@@ -108,12 +110,9 @@ def main(name: str, options: argparse.Namespace, make: Callable[[Settings], Role
         print(f"headrace {name}: {error}", file=sys.stderr)
         return EXIT_CONFIGURATION
     configure_logging(name, settings.log_level)
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(_run(name, options, settings, make))
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(name, options, settings, make))
+    # As the policy, so that loops which libraries make in threads (Faust's consumer) are quick too.
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    return asyncio.run(_run(name, options, settings, make))
 
 
 async def _run(
@@ -161,8 +160,7 @@ async def _start_with_retries(
         await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
         if not starting.done():
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
+            await end_tasks([starting])
             await role.stop()
             return None
         failure = starting.exception()
@@ -185,8 +183,7 @@ async def _work(role: Role, stopping: asyncio.Event) -> int:
     await asyncio.wait({working, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     if stopping.is_set():
-        working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
+        await end_tasks([working])
         return 0
     failure = working.exception()
     log.error("the role ended by itself", exc_info=failure)

@@ -20,19 +20,21 @@ class WiredIntake(PipelineIntake):
 
     def __init__(self, settings: Settings, streams: RedisTokenStreams, publisher: Publisher) -> None:
         self._client = connect(settings.redis)
+        self._queue_depth = QueueDepth(self._client, settings.scheduler.queue_limit)
         conversations = Conversations(self._client, settings.history)
         super().__init__(
             settings,
             streams,
             publisher,
             ConversationContext(settings, streams, conversations),
-            QueueDepth(self._client, settings.scheduler.queue_limit),
+            self._queue_depth,
             IdempotencyKeys(self._client, streams, unix_ms),
         )
 
     async def close(self) -> None:
         """Finish what has begun (before the publisher and the streams are closed), then disconnect."""
         await self.settle()
+        await self._queue_depth.close()
         await self._client.aclose()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Collection
 from typing import Any
@@ -32,8 +33,9 @@ log = logging.getLogger(__name__)
 STAGE = "history"
 
 #: Nobody waits for history (the intake reads what is not stored yet from token streams), so it does not poll
-#: the embedded broker as the request path does.
+#: the embedded broker as the request path does, and gives way to it on a shared core.
 UNHURRIED_FETCH_MS = 100
+UNHURRIED_NICENESS = 5
 #: Its absence says that Redis has lost the conversations.
 EPOCH_KEY = "hr:history:epoch"
 EPOCH_CHECK_SECONDS = 10.0
@@ -180,6 +182,7 @@ class HistoryRole:
 
     async def start(self) -> None:
         """Rebuild if needed, connect, join the group."""
+        os.setpriority(os.PRIO_PROCESS, 0, UNHURRIED_NICENESS)
         if self._forced or await self._rebuild.lost():
             await self._rebuild.run()
             self._forced = False

@@ -16,7 +16,6 @@ from contracts.errors import ApiError, ErrorCode, RecordError, error_body
 from contracts.records import QueuedRecord, RequestRecord, decode
 from contracts.stream_ids import DISPATCHED, MODERATED
 from contracts.tiers import Status
-from contracts.token_stream import Appended
 from contracts.topics import Topics
 from infra.kafka import Publisher
 from infra.settings import BUILTIN_SIM, ModelSettings, Settings
@@ -143,25 +142,25 @@ class ModerationStage:
         return queued_record(request, token_ids, model, _now_ms())
 
     async def _pass_on(self, queued: QueuedRecord, traceparent: str | None) -> None:
+        """Write ``0-2`` and queue the request, at once: each is idempotent, and their order does not matter.
+
+        The scheduler may be quicker and refuse us ``0-2`` by its ``0-3``. A request that was sealed
+        meanwhile is queued for nothing: the scheduler finds the seal before it dispatches.
+        """
         entry = Moderated(prompt_tokens=len(queued.prompt_token_ids))
         writes = [(queued.request_id, MODERATED, entry)]
-        [appended] = await until_done(lambda: self._streams.append(writes), "append 0-2")
-        if appended is Appended.SEALED or appended is Appended.GONE:
-            await self._endings.publish(queued, traceparent)
-            return
-        if appended is Appended.FENCED and await self._beyond(queued.request_id):
-            return
-        # FENCED means this record is redelivered: whether it was queued before the crash nobody knows,
-        # and a second copy in the queue is recognised there by its request id.
         value = queued.encode()
-        await until_done(
-            lambda: self._publisher.send(
-                self._topics.queue(queued.queue_class),
-                value,
-                key=queued.request_id,
-                headers=trace_headers(traceparent),
+        await asyncio.gather(
+            until_done(lambda: self._streams.append(writes), "append 0-2"),
+            until_done(
+                lambda: self._publisher.send(
+                    self._topics.queue(queued.queue_class),
+                    value,
+                    key=queued.request_id,
+                    headers=trace_headers(traceparent),
+                ),
+                "queue",
             ),
-            "queue",
         )
 
     async def _beyond(self, request_id: str) -> bool:

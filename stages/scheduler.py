@@ -256,10 +256,18 @@ class Scheduler:
                 await self._deliver(batch)
 
     async def _deliver(self, batch: list[Dispatch]) -> None:
+        """Write ``0-3`` and publish the dispatches.
+
+        A request that is new to us goes to its worker while ``0-3`` is being written: should it have been
+        sealed, the worker's ``1-0`` is refused before any work; should it run already (its record came
+        twice), the worker leaves it to the living one. All others are looked at first.
+        """
+        at_once = [d for d in batch if d.attempt == 1 and not self._checked(d.request_id)]
+        if at_once:
+            self._spawn(self._send(at_once))
+        sent = {d.request_id for d in at_once}
         try:
-            results = await self.streams.append(
-                [(d.request_id, DISPATCHED, Dispatched(worker_id=d.worker_id)) for d in batch]
-            )
+            results = await self.streams.append([self._dispatched(d) for d in batch])
             unsure = [
                 d.request_id
                 for d, result in zip(batch, results, strict=True)
@@ -267,7 +275,7 @@ class Scheduler:
             ]
             states = dict(zip(unsure, await self._look(unsure), strict=True)) if unsure else {}
         except StreamsUnavailable as error:
-            await self._undelivered(batch, error)
+            await self._undelivered([d for d in batch if d.request_id not in sent], error)
             return
         now_ms = self.clock.now_ms()
         ready: list[Dispatch] = []
@@ -280,15 +288,22 @@ class Scheduler:
             last, holder = states.get(request_id, (DISPATCHED, None))
             if result is Appended.SEALED or result is Appended.GONE or last is None or last.is_seal:
                 self._end(request_id, None)
-            elif holder is not None or last.attempt:
-                # A second record of a request that runs, or ran, already.
+            elif holder is not None or last.attempt > (request_id in sent):
+                # A second record of a request that runs, or ran, already. An attempt 1 without a lease
+                # may be the one we have just sent: it has its lease, or is probed, soon.
                 self._catch_up(request_id, last, holder, now_ms)
-            else:
+            elif request_id not in sent:
                 ready.append(dispatch)
         if ready:
             self._spawn(self._send(ready))
-        if len(ready) < len(batch):
+        if len(ready) + len(sent) < len(batch):
             self.react()
+
+    def _dispatched(self, dispatch: Dispatch) -> tuple[str, StreamId, Dispatched]:
+        held = self._held.get(dispatch.request_id)
+        prompt_tokens = len(held.record.prompt_token_ids) if held is not None else None
+        entry = Dispatched(worker_id=dispatch.worker_id, prompt_tokens=prompt_tokens)
+        return dispatch.request_id, DISPATCHED, entry
 
     def _checked(self, request_id: str) -> bool:
         held = self._held.get(request_id)

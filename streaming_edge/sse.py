@@ -110,7 +110,8 @@ class ChatChunkEncoder:
             case Moderated(prompt_tokens=count):
                 self._prompt_tokens = count
                 return b": moderated\n"
-            case Dispatched():
+            case Dispatched(prompt_tokens=again):
+                self._prompt_tokens = self._prompt_tokens if again is None else again
                 return b": dispatched\n"
             case Started():
                 return b": started\n" if entry_id.attempt == 1 else b": resumed\n"

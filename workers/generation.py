@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import aclosing
 from enum import Enum
 
@@ -50,7 +51,9 @@ class Generation:
     """An attempt; used once, by one task.
 
     Attributes:
+        emitted: output tokens of earlier attempts that it goes on after.
         reply: the fold of the stream with what this attempt has written, its seal included.
+        started: ``<a>-0`` is in the stream; an attempt that ended without has never happened.
         first_token_at: monotonic seconds at which its first text went to the writer, or None.
         last_token_at: the same for its latest tokens from the engine.
         new_tokens: output tokens this attempt has generated.
@@ -67,23 +70,27 @@ class Generation:
         writer: StreamWriter,
         prefill_seconds: float,
         hang_seconds: float,
+        on_started: Callable[[Generation], None],
     ) -> None:
         """An attempt at ``record`` as :func:`workers.takeover.decide` planned it.
 
         Args:
+            on_started: called once when ``<a>-0`` is in the stream.
             prefill_seconds: without a first token for so long, it counts as hung.
             hang_seconds: the same between tokens.
         """
         self.request_id = record.request_id
         self.attempt = plan.attempt
         self.reply = reply
+        self.started = False
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
         self.cached_tokens = 0
         self._record = record
-        self._emitted = plan.emitted
+        self.emitted = plan.emitted
         self._engine = engine
         self._writer = writer
+        self._on_started = on_started
         self._prefill_seconds = prefill_seconds
         self._hang_seconds = hang_seconds
         self._loop = asyncio.get_running_loop()
@@ -113,7 +120,7 @@ class Generation:
     @property
     def new_tokens(self) -> int:
         """Output tokens this attempt has generated."""
-        return sum(c.generated for c in self._choices) - len(self._emitted) * len(self._choices)
+        return sum(c.generated for c in self._choices) - len(self.emitted) * len(self._choices)
 
     @property
     def usage(self) -> Usage:
@@ -135,7 +142,10 @@ class Generation:
     def appended(self, entry_id: StreamId) -> None:
         """See :class:`workers.writer.Sink`."""
         self._written = self._loop.time()
-        if entry_id.token == 0 or entry_id == SEAL:
+        if entry_id.is_attempt_start:
+            self.started = True
+            self._on_started(self)
+        elif entry_id == SEAL:
             self._set_answer(Appended.OK)
 
     def refused(self, result: Appended | None) -> None:
@@ -160,16 +170,12 @@ class Generation:
 
     # -- what the task that runs it calls, in this order
 
-    async def start(self, worker_id: str, model_revision: str) -> Appended | None:
-        """Write ``<a>-0``; anything but OK means this attempt does not happen."""
+    def begin(self, worker_id: str, model_revision: str) -> None:
+        """Write ``<a>-0``, and do not wait for it: what is generated until it is refused goes nowhere."""
         started = Started(worker_id=worker_id, model_revision=model_revision)
         self._writer.put(self, StreamId(self.attempt, 0), started)
-        result = await self._answer
-        if result is Appended.OK:
-            self._answer = self._loop.create_future()
-            self._progress = self._loop.time()
-            self.reply.attempts = self.attempt
-        return result
+        self._progress = self._loop.time()
+        self.reply.attempts = self.attempt
 
     async def run(self) -> Ending:
         """Generate to the end, and seal.
@@ -243,7 +249,7 @@ class Generation:
 
     def _ended_before(self) -> bool:
         """Whether the attempt this one goes on from had written all the text, and only not the seal."""
-        if not self._emitted:
+        if not self.emitted:
             return False
         choice = self._choices[0]
         if self._record.sampling.stop:
@@ -257,12 +263,12 @@ class Generation:
                 "",
             )
             detokenizer = self._engine.detokenizer(prompt_only)
-            text = "".join([detokenizer.push(t) for t in self._emitted])
+            text = "".join([detokenizer.push(t) for t in self.emitted])
             if len(text) > len(self.reply.choices[0].text):
                 choice.finish_reason = FinishReason.STOP
                 return True
         budget = self._record.sampling.max_tokens
-        if budget is not None and len(self._emitted) >= budget:
+        if budget is not None and len(self.emitted) >= budget:
             choice.finish_reason = FinishReason.LENGTH
             return True
         return False

@@ -65,7 +65,7 @@ class Services:
     """What all handlers of a worker share.
 
     Attributes:
-        finished: called with the id of a request once its stream is sealed and it no longer runs here.
+        finished: called with the id of a request once its stream is sealed and its outcome published.
         give_up_seconds: how long the token streams may be unreachable before a request is given up.
         gate: bounds the handlers that use connections of their own at once.
     """
@@ -104,6 +104,7 @@ class _Handler:
         self._record = record
         self._rid = record.request_id
         self._traceparent = traceparent
+        self._running: Generation | None = None
 
     async def run(self) -> None:
         # The usual case needs no look at the stream: if the start is accepted, nobody was before us.
@@ -131,7 +132,6 @@ class _Handler:
             case Generate():
                 return await self._attempt(decision, reply)
             case Finished():
-                self._s.finished(self._rid)
                 await self._publish_outcome(reply)
             case Foreign():
                 log.info("request runs elsewhere", extra={"request_id": self._rid})
@@ -159,17 +159,11 @@ class _Handler:
             writer=services.writer,
             prefill_seconds=services.settings.prefill_seconds,
             hang_seconds=services.settings.hang_seconds,
+            on_started=self._started,
         )
         began = time.monotonic()
-        result = await generation.start(services.worker_id, services.model_revision)
-        if result is None:
-            raise StreamsUnavailable("start")
-        if result is not Appended.OK:
-            return False
-        services.leases.add(generation)
-        if plan.emitted:
-            TAKEOVERS.inc()
-            log.info("reply continued", extra={"request_id": self._rid, "emitted": len(plan.emitted)})
+        self._running = generation
+        generation.begin(services.worker_id, services.model_revision)
         span = self._span(plan)
         failure: str | None = "abandoned"
         try:
@@ -182,21 +176,33 @@ class _Handler:
             failure = type(error).__name__
             raise
         finally:
+            self._running = None
             services.leases.remove(generation)
             _describe(span, generation)
             end_span(span, failure)
+        if not generation.started and ending is not Ending.UNREACHABLE:
+            return False
         self._measure(generation, began)
         await self._conclude(generation, ending)
         return True
 
+    def _started(self, generation: Generation) -> None:
+        """``<a>-0`` is in the stream, perhaps only after the attempt is over."""
+        if generation is not self._running:
+            return
+        self._s.leases.add(generation)
+        if generation.emitted:
+            TAKEOVERS.inc()
+            log.info(
+                "reply continued", extra={"request_id": self._rid, "emitted": len(generation.emitted)}
+            )
+
     async def _conclude(self, generation: Generation, ending: Ending) -> None:
         match ending:
             case Ending.SEALED:
-                self._s.finished(self._rid)
                 self._count(generation.reply)
                 await self._publish_outcome(generation.reply, generation.first_token_at)
             case Ending.SEALED_ELSEWHERE:
-                self._s.finished(self._rid)
                 reply, _ = await self._look()
                 await self._publish_outcome(reply, generation.first_token_at)
             case Ending.FENCED:
@@ -216,7 +222,6 @@ class _Handler:
         if result is Appended.GONE:
             await self._lost()
             return
-        self._s.finished(self._rid)
         reply, _ = await self._look()
         if result is Appended.OK:
             self._count(reply)
@@ -225,7 +230,6 @@ class _Handler:
     async def _lost(self) -> None:
         """There is no stream to seal: the outcome alone says how it ended."""
         log.error("token stream lost", extra={"request_id": self._rid})
-        self._s.finished(self._rid)
         error = error_body(ErrorCode.STREAM_LOST, "the token stream of this request was lost")
         reply = Reply(terminal=Terminal(status=Status.FAILED, error=error))
         self._count(reply)
@@ -251,13 +255,15 @@ class _Handler:
                     key=self._rid,
                     headers=trace_headers(self._traceparent),
                 )
-                return
+                break
             except PublishError as error:
                 log.warning(
                     "outcome not published", extra={"request_id": self._rid, "error": str(error)[:200]}
                 )
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+        # Only now: on this the scheduler closes its position, and nobody else would publish the outcome.
+        self._s.finished(self._rid)
 
     async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
         """Call until it works, for as long as the token streams may be away."""
