@@ -14,7 +14,7 @@ from opentelemetry.trace import Span, SpanKind
 from contracts.entries import Moderated, Terminal
 from contracts.errors import ApiError, ErrorCode, RecordError, error_body
 from contracts.records import QueuedRecord, RequestRecord, decode
-from contracts.stream_ids import DISPATCHED, MODERATED
+from contracts.stream_ids import DISPATCHED, MODERATED, StreamId
 from contracts.tiers import Status
 from contracts.topics import Topics
 from infra.kafka import Publisher
@@ -107,27 +107,33 @@ class ModerationStage:
         span.set_attribute("gen_ai.operation.name", "chat")
         span.set_attribute("gen_ai.request.model", request.model)
         traceparent = traceparent_of(span) or traceparent_from(record.headers)
-        terminal: Terminal | None = None
-        if _now_ms() >= request.deadline_ms:
-            terminal = Terminal(
-                status=Status.EXPIRED,
-                error=error_body(
-                    ErrorCode.DEADLINE_EXCEEDED, "The request waited too long to be started."
-                ),
-            )
-        else:
-            try:
-                queued = await self._prepared(request)
-            except ApiError as error:
-                terminal = Terminal(status=status_of(error), error=error.body)
-        if terminal is not None:
-            if await self._beyond(request.request_id):
-                return None
-            status = await self._endings.end(request, terminal, traceparent)
-            return None if status is Status.CANCELLED else str(terminal.error and terminal.error.code)
-        await self._pass_on(queued, traceparent)
+        verdict, last = await asyncio.gather(self._judged(request), self._last_id(request.request_id))
+        if last is None or last.is_seal:
+            await self._endings.publish(request, traceparent)
+            return None
+        if last >= DISPATCHED:
+            return None  # redelivered, and the scheduler has it already
+        if isinstance(verdict, Terminal):
+            status = await self._endings.end(request, verdict, traceparent)
+            return None if status is Status.CANCELLED else str(verdict.error and verdict.error.code)
+        # A redelivered request may be queued already: nobody knows, and the scheduler knows it by its id.
+        await self._pass_on(verdict, traceparent)
         HOP.labels(STAGE).observe(max(0, _now_ms() - request.created_ms) / 1000)
         return None
+
+    async def _judged(self, request: RequestRecord) -> QueuedRecord | Terminal:
+        """The request as it is queued, or how it ends."""
+        if _now_ms() >= request.deadline_ms:
+            error = error_body(ErrorCode.DEADLINE_EXCEEDED, "The request waited too long to be started.")
+            return Terminal(status=Status.EXPIRED, error=error)
+        try:
+            return await self._prepared(request)
+        except ApiError as refusal:
+            return Terminal(status=status_of(refusal), error=refusal.body)
+
+    async def _last_id(self, request_id: str) -> StreamId | None:
+        [last] = await until_done(lambda: self._streams.last_ids([request_id]), "read the last id")
+        return last
 
     async def _prepared(self, request: RequestRecord) -> QueuedRecord:
         """Check and tokenize; raises :class:`ApiError` where the request goes no further."""
@@ -144,8 +150,7 @@ class ModerationStage:
     async def _pass_on(self, queued: QueuedRecord, traceparent: str | None) -> None:
         """Write ``0-2`` and queue the request, at once: each is idempotent, and their order does not matter.
 
-        The scheduler may be quicker and refuse us ``0-2`` by its ``0-3``. A request that was sealed
-        meanwhile is queued for nothing: the scheduler finds the seal before it dispatches.
+        The scheduler may be quicker and refuse us ``0-2`` by its ``0-3``, which says the same.
         """
         entry = Moderated(prompt_tokens=len(queued.prompt_token_ids))
         writes = [(queued.request_id, MODERATED, entry)]
@@ -162,11 +167,6 @@ class ModerationStage:
                 "queue",
             ),
         )
-
-    async def _beyond(self, request_id: str) -> bool:
-        """Whether the scheduler has this request already: a redelivered record must not end it."""
-        [last] = await until_done(lambda: self._streams.last_ids([request_id]), "read the last id")
-        return last is not None and last >= DISPATCHED and not last.is_seal
 
     async def _bury(self, record: Incoming, error: RecordError, code: ErrorCode) -> None:
         DEAD_LETTERS.labels(STAGE, error.reason).inc()

@@ -135,7 +135,7 @@ def test_nothing_but_auth_and_ping_before_authentication() -> None:
     assert one.receive(frame("ping"), 0.0) == [Send(PONG)]
     assert one.receive(frame("auth", api_key="k"), 0.0) == [Authenticate("k")]
     assert one.authenticated(ME) == []
-    assert one.receive(frame("chat.create", body={}), 0.0) == [Create(None, {})]
+    assert one.receive(frame("chat.create", body={}), 0.0) == [Create(None, {}, None)]
 
 
 def test_a_wrong_key_closes_with_stop() -> None:
