@@ -7,7 +7,7 @@ BIN := .venv/bin
 ENGINE_BIN := .venv-engine/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-engine model demo up down test check fmt bench lock clean python
+.PHONY: help setup setup-engine model demo up down test check chaos fmt bench lock clean python
 
 help:  ## List the commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -37,6 +37,15 @@ down:  ## Stop what `make up` or `make demo` started elsewhere
 test: setup model  ## All tests
 	@infra/setup/chromium.sh
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+MINUTES ?= 15
+REQUESTS ?= 2000
+SEED ?= 1
+CHAOS_ARGS ?=
+
+chaos: setup  ## Kill and freeze everything under load for MINUTES, with REQUESTS and SEED; nothing may be lost
+	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) --requests $(REQUESTS) --seed $(SEED) \
+	  --report .headrace/chaos-$(SEED).json $(CHAOS_ARGS)
 
 check: setup  ## Format, lint, types, import rules
 	@$(BIN)/ruff format --check .

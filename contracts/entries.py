@@ -23,12 +23,20 @@ class _Json(BaseModel):
 
 
 class Accepted(_Json):
-    """``0-1``: who asked for what, when. ``traceparent`` is the W3C trace context of the request."""
+    """``0-1``: who asked for what, when. Enough to close the request when its record is lost.
+
+    Attributes:
+        key_id: public id of the API key; empty in entries of older versions.
+        deadline_ms: Unix milliseconds after which it is no longer started; 0 in older entries.
+        traceparent: W3C trace context of the request.
+    """
 
     tenant: str
+    key_id: str = ""
     tier: str
     model: str
     created_ms: int
+    deadline_ms: int = 0
     conversation_id: str | None = None
     traceparent: str | None = None
     choices: int = 1

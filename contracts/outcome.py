@@ -7,8 +7,37 @@ at least once.
 
 from __future__ import annotations
 
+from .entries import Accepted
 from .records import OutcomeRecord, QueuedRecord, RequestRecord
 from .reply import Reply
+
+
+def outcome_of_stream(
+    request_id: str, accepted: Accepted, reply: Reply, *, now_ms: int
+) -> OutcomeRecord:
+    """The outcome of a sealed request whose record is lost, from its stream alone; its turn is unknown.
+
+    Raises:
+        ValueError: the stream is not sealed.
+    """
+    if reply.terminal is None:
+        raise ValueError("a request without a seal has no outcome")
+    return OutcomeRecord(
+        request_id=request_id,
+        tenant=accepted.tenant,
+        key_id=accepted.key_id,
+        tier=accepted.tier,
+        model=accepted.model,
+        conversation_id=accepted.conversation_id,
+        created_ms=accepted.created_ms,
+        finished_ms=now_ms,
+        status=reply.terminal.status,
+        choices=reply.outcome_choices(),
+        usage=reply.usage,
+        error=reply.terminal.error,
+        attempts=reply.attempts,
+        duration_ms=max(0, now_ms - accepted.created_ms),
+    )
 
 
 def make_outcome(

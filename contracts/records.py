@@ -100,6 +100,7 @@ class _Request(Record):
         created_ms: acceptance, Unix milliseconds; also the order of turns.
         deadline_ms: Unix milliseconds after which a request that has not started is expired.
         turn: the messages this request adds to its conversation (without stored history).
+        leave_grace_ms: how long it goes on without a reader; None = to its end.
     """
 
     tenant: str
@@ -112,6 +113,7 @@ class _Request(Record):
     deadline_ms: int
     conversation_id: str | None = None
     turn: list[Message] = Field(default_factory=list)
+    leave_grace_ms: int | None = None
     sampling: Sampling
 
 

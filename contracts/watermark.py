@@ -45,6 +45,11 @@ class Watermark:
         """Records taken and not yet below the watermark."""
         return len(self._open)
 
+    @property
+    def last_committed(self) -> int | None:
+        """The position that is on the broker, as far as is known here."""
+        return self._committed
+
     def commit_due(self) -> int | None:
         """The position to commit, or None if the last :meth:`committed` one is still right."""
         return self.position if self.position != self._committed else None

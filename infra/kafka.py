@@ -158,9 +158,31 @@ class Tracked(ConsumerRebalanceListener):  # type: ignore[misc]
     marks: dict[Partition, Watermark] = field(default_factory=dict)
     _last_commit: float = 0.0
 
-    def take(self, record: ConsumerRecord) -> None:
-        """Note that a record was handed out."""
-        self.marks.setdefault(Partition(record.topic, record.partition), Watermark()).take(record.offset)
+    def take(self, record: ConsumerRecord) -> Watermark:
+        """Note that a record was handed out; returns the mark it counts in."""
+        mark = self.marks.setdefault(Partition(record.topic, record.partition), Watermark())
+        mark.take(record.offset)
+        return mark
+
+    async def start_over_if_forgotten(self, partition: Partition) -> bool:
+        """Read a partition from its beginning if the broker no longer knows the position we committed.
+
+        So it is when a broker has lost its memory. A group's members notice by their heartbeats; a consumer
+        with an assignment of its own would wait at a position that the new, shorter log has yet to reach,
+        and miss what comes before it.
+
+        Raises:
+            KafkaError: nothing is known.
+        """
+        mark = self.marks.get(partition)
+        if mark is None or mark.last_committed is None:
+            return False
+        if (await self.consumer.committed(partition) or 0) >= mark.last_committed:
+            return False
+        # Records that are still open count in the old mark, and no longer for any position.
+        del self.marks[partition]
+        await self.consumer.seek_to_beginning(partition)
+        return True
 
     def done(self, topic: str, partition: int, offset: int) -> None:
         """Note that a record has reached its effect."""

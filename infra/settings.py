@@ -24,6 +24,9 @@ DEV_FREE_KEY = "sk-headrace-free"
 #: Model path that selects the simulated engine's built-in tokenizer instead of a model folder.
 BUILTIN_SIM = "builtin:sim"
 
+#: Longest grace time of a request without readers; no grace time at all is longer still.
+MAX_LEAVE_GRACE_SECONDS = 3_600
+
 
 class SettingsError(Exception):
     """The configuration cannot be used; the message names the key and is meant for people."""
@@ -153,6 +156,9 @@ class SchedulerSettings(_Section):
         max_attempts: dispatches after which a request is given up as failed.
         worker_timeout_ms: a worker without a heartbeat for so long takes no more work.
         queue_limit: waiting requests per class from which new ones are refused (``queue_full``).
+        orphan_seconds: an open request that neither a scheduler nor a worker has had in hand for so long
+            is ended by the reaper. Must be longer than a scheduler's partitions need to find another one
+            (``kafka.session_timeout_ms`` and a rebalance).
     """
 
     window_per_class: int = Field(default=1_000, ge=1)
@@ -160,6 +166,7 @@ class SchedulerSettings(_Section):
     max_attempts: int = Field(default=3, ge=1)
     worker_timeout_ms: int = Field(default=2_000, ge=200)
     queue_limit: int = Field(default=5_000, ge=1)
+    orphan_seconds: float = Field(default=20.0, gt=0)
 
 
 class SimSettings(_Section):
@@ -253,10 +260,18 @@ class TierSettings(_Section):
     Attributes:
         queue_class: the line its requests wait in.
         max_wait_seconds: a request that has not started after so long is ended as expired.
+        leave_grace_seconds: a request without a reader for so long is ended as cancelled; 0 = at once,
+            None (in TOML: ``"never"``) = it goes on without readers.
     """
 
     queue_class: QueueClass
     max_wait_seconds: float = Field(default=120.0, gt=0)
+    leave_grace_seconds: float | None = Field(default=30.0, ge=0, le=MAX_LEAVE_GRACE_SECONDS)
+
+    @field_validator("leave_grace_seconds", mode="before")
+    @classmethod
+    def _never(cls, value: object) -> object:
+        return None if value == "never" else value
 
 
 class KeySettings(_Section):
@@ -392,7 +407,11 @@ def development(engine: Literal["vllm", "sim"] = "vllm", model_path: str = BUILT
             "tiers": {
                 "paid": {"queue_class": "interactive", "max_wait_seconds": 60},
                 "free": {"queue_class": "standard", "max_wait_seconds": 120},
-                "batch": {"queue_class": "batch", "max_wait_seconds": 86_400},
+                "batch": {
+                    "queue_class": "batch",
+                    "max_wait_seconds": 86_400,
+                    "leave_grace_seconds": None,
+                },
             },
             "keys": [
                 {

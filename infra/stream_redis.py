@@ -5,6 +5,8 @@ Keys of one request share a hash tag, so that they live in one cluster slot::
     hr:{<request id>}:s      the stream
     hr:{<request id>}:owner  who may read it, and which conversation it belongs to (outlives the stream)
     hr:{<request id>}:lease  the worker that runs it, for a short time
+
+``hr:open`` names every open request (:mod:`infra.open_requests_redis`).
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from contracts.entries import Accepted, Entry, StreamEntry, Terminal, decode_ent
 from contracts.stream_ids import ACCEPTED, SEAL, START, StreamId
 from contracts.token_stream import Appended, StreamsUnavailable
 
+from .open_requests_redis import OPEN_KEY
+from .presence_redis import readers_key
 from .settings import RedisSettings, StreamSettings
 
 # Redis gives these two refusals no code of their own, so their words are the interface.
@@ -133,14 +137,19 @@ class RedisTokenStreams:
             model=accepted.model,
         )
         keep = self._settings.open_ttl_seconds + self._settings.memory_seconds
-        async with _reachable(), self._redis.pipeline(transaction=True) as pipe:
+        async with _reachable(), self._redis.pipeline(transaction=False) as pipe:
             key = stream_key(request_id)
+            # A transaction of this request's own keys alone: the index may live in another cluster slot.
+            pipe.execute_command("MULTI")
             pipe.xadd(key, encode_entry(accepted), id=str(ACCEPTED))
             pipe.expire(key, self._settings.open_ttl_seconds)
             pipe.set(_owner_key(request_id), owner.model_dump_json(), ex=keep)
-            [created, *_] = await pipe.execute(raise_on_error=False)
+            pipe.execute_command("EXEC")
+            pipe.execute_command("ZADD", OPEN_KEY, accepted.created_ms, request_id)
+            *queued, done, _ = await pipe.execute(raise_on_error=False)
         # Ids are never used twice, so an entry that is there already is our own, sent again by a retry.
-        _appended(created)
+        for result in (*queued, *(done if isinstance(done, list) else [done])):
+            _appended(result)
 
     async def append(self, writes: Sequence[tuple[str, StreamId, Entry]]) -> list[Appended]:
         """See :class:`contracts.token_stream.TokenStreams`."""
@@ -184,6 +193,8 @@ class RedisTokenStreams:
                 pipe.expire(stream_key(rid), keep)
                 pipe.expire(_owner_key(rid), keep + self._settings.memory_seconds)
                 pipe.delete(_lease_key(rid))
+                pipe.delete(readers_key(rid))
+            pipe.execute_command("ZREM", OPEN_KEY, *request_ids)
             await pipe.execute()
 
     async def read(self, request_id: str, after: StreamId, limit: int) -> list[StreamEntry]:
@@ -211,6 +222,14 @@ class RedisTokenStreams:
                 pipe.xrevrange(stream_key(rid), count=1)
             results = await pipe.execute()
         return [StreamId.parse(r[0][0].decode()) if r else None for r in results]
+
+    async def accepted_entries(self, request_ids: Sequence[str]) -> list[Accepted | None]:
+        """Each stream's ``0-1`` entry; None where there is no stream, or something else in its place."""
+        async with _reachable(), self._redis.pipeline(transaction=False) as pipe:
+            for rid in request_ids:
+                pipe.xrange(stream_key(rid), min=str(ACCEPTED), max=str(ACCEPTED), count=1)
+            results = await pipe.execute()
+        return [_accepted(raw) for raw in results]
 
     async def has_entry(self, request_id: str, entry_id: StreamId) -> bool:
         """Whether the stream holds an entry with exactly this id."""
@@ -250,6 +269,14 @@ def stream_entry(entry_id: bytes, fields: dict[bytes, bytes]) -> StreamEntry:
     """A raw stream entry as redis-py gives it, decoded."""
     parsed = StreamId.parse(entry_id.decode())
     return StreamEntry(parsed, decode_entry(parsed, fields))
+
+
+def _accepted(raw: list[tuple[bytes, dict[bytes, bytes]]]) -> Accepted | None:
+    try:
+        entry = stream_entry(*raw[0]).entry if raw else None
+    except ValueError:
+        return None
+    return entry if isinstance(entry, Accepted) else None
 
 
 def _owner_key(request_id: str) -> str:

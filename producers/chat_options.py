@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from contracts.errors import ApiError
 from contracts.identity import is_user_name
+from infra.settings import MAX_LEAVE_GRACE_SECONDS
 
 from .chat_messages import is_unicode
 from .refusals import invalid
@@ -141,6 +142,7 @@ class ChatOptions(_Strict):
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     conversation_id: Annotated[str | None, BeforeValidator(_conversation)] = None
+    leave_grace_seconds: Annotated[float, Field(ge=0, le=MAX_LEAVE_GRACE_SECONDS)] | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
     metadata: Annotated[None, BeforeValidator(_metadata)] = None
 

@@ -43,6 +43,7 @@ class ChatRequest:
         messages: what the body holds, stored history not included.
         stream: whether the client asked for a stream (HTTP only; the websocket always streams).
         include_usage: whether the stream ends with a usage chunk.
+        leave_grace_ms: how long it goes on without a reader; None = to its end.
     """
 
     model: str
@@ -52,6 +53,7 @@ class ChatRequest:
     stream: bool
     include_usage: bool
     conversation_id: str | None
+    leave_grace_ms: int | None
 
 
 def parse_chat_request(body: object, settings: Settings, principal: Principal) -> ChatRequest:
@@ -83,6 +85,7 @@ def parse_chat_request(body: object, settings: Settings, principal: Principal) -
         stream=bool(options.stream),
         include_usage=options.stream_options is not None and bool(options.stream_options.include_usage),
         conversation_id=options.conversation_id,
+        leave_grace_ms=_leave_grace_ms(options, settings, principal),
     )
 
 
@@ -137,6 +140,13 @@ def _sampling(options: ChatOptions, model: ModelSettings, settings: Settings) ->
     }
     present = {name: value for name, value in given.items() if value is not None}
     return Sampling(max_tokens=limit, min_tokens=least, **present)
+
+
+def _leave_grace_ms(options: ChatOptions, settings: Settings, principal: Principal) -> int | None:
+    seconds = options.leave_grace_seconds
+    if seconds is None:
+        seconds = settings.tiers[principal.tier].leave_grace_seconds
+    return int(seconds * 1000) if seconds is not None else None
 
 
 def _max_tokens(options: ChatOptions, model: ModelSettings) -> int | None:

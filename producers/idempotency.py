@@ -72,7 +72,7 @@ def once_of(key: str | None, body: object) -> Once | None:
     The order of the body's fields does not matter, nor whether it streams.
 
     Raises:
-        ApiError: the key is not 1 to 255 visible ASCII characters.
+        ApiError: the key is not 1 to 255 visible ASCII characters, or the body cannot be compared.
     """
     if key is None:
         return None
@@ -85,7 +85,12 @@ def once_of(key: str | None, body: object) -> Once | None:
     compared = body
     if isinstance(body, dict):
         compared = {k: v for k, v in body.items() if k not in ("stream", "stream_options")}
-    text = orjson.dumps(compared, option=orjson.OPT_SORT_KEYS)
+    try:
+        text = orjson.dumps(compared, option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError:  # deeper than orjson writes, though it could read it
+        raise ApiError(
+            ErrorCode.INVALID_REQUEST, "The body nests too deep for a call with an idempotency key."
+        ) from None
     return Once(key, hashlib.sha256(text).hexdigest())
 
 

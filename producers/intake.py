@@ -208,6 +208,7 @@ class PipelineIntake:
             deadline_ms=now_ms + int(tier.max_wait_seconds * 1000),
             conversation_id=conversation_id,
             turn=request.messages,
+            leave_grace_ms=request.leave_grace_ms,
             sampling=request.sampling,
             messages=[*before, *request.messages],
         )
@@ -232,9 +233,11 @@ class PipelineIntake:
             )
         accepted = Accepted(
             tenant=record.tenant,
+            key_id=record.key_id,
             tier=record.tier,
             model=record.model,
             created_ms=record.created_ms,
+            deadline_ms=record.deadline_ms,
             conversation_id=record.conversation_id,
             traceparent=traceparent,
             choices=record.sampling.n,

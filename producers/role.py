@@ -8,6 +8,7 @@ from typing import Final
 from contracts.token_stream import StreamsUnavailable
 from infra.kafka import Publisher, PublishError
 from infra.pipeline_health import pipeline_not_ready
+from infra.presence_redis import ReaderPresence
 from infra.settings import Settings
 from infra.stream_redis import RedisTokenStreams, connect
 from streaming_edge.hub import Hub
@@ -34,7 +35,8 @@ class GatewayRole:
         self._reader_client = connect(settings.redis, blocking=True)
         self._streams = RedisTokenStreams(self._client, settings.streams)
         self._publisher = Publisher(settings.kafka)
-        self._hub = Hub(self._streams, self._reader_client, settings.edge.buffer_entries)
+        presence = ReaderPresence(self._client)
+        self._hub = Hub(self._streams, self._reader_client, settings.edge.buffer_entries, presence)
         self._replies = Replies()
         self._intake: WiredIntake | None = None
         self._server: HttpServer | None = None
@@ -87,6 +89,7 @@ class GatewayRole:
         """New requests are refused, replies get the grace time, then they are sent elsewhere."""
         self._replies.draining = True
         if not await self._replies.wait_empty(self._settings.drain_seconds):
+            self._hub.sending_away = True
             self._replies.end_all()
             await self._replies.wait_empty(_FAREWELL_SECONDS)
 

@@ -162,5 +162,8 @@ class SchedulingPolicy(Protocol):
     def waiting(self) -> dict[QueueClass, int]:
         """Requests in each line."""
 
+    def is_waiting(self, request_id: str) -> bool:
+        """Whether a request stands in its line (not in flight, not ended, not unknown)."""
+
     def in_flight(self) -> int:
         """Requests given to workers and not ended."""

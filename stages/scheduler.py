@@ -25,11 +25,13 @@ from contracts.token_stream import Appended, StreamsUnavailable
 from contracts.topics import Topics
 from contracts.worker_events import WorkerEvent
 from infra.kafka import Publisher, PublishError
+from infra.presence_redis import ReaderPresence
 from infra.stream_redis import RedisTokenStreams
 from infra.tasks import end_tasks
 from infra.telemetry import (
     DEAD_LETTERS,
     HOP,
+    LEFT_REQUESTS,
     QUEUE_WAIT,
     REDISPATCHES,
     end_span,
@@ -39,6 +41,7 @@ from infra.telemetry import (
     traceparent_of,
 )
 
+from .leaving import WaitingReaders
 from .outcomes import Endings
 from .protocols import Dispatch, Expire, GiveUp, Job, SchedulingPolicy
 from .retry import until_done
@@ -55,6 +58,7 @@ _EXPIRED = Terminal(
     status=Status.EXPIRED,
     error=error_body(ErrorCode.DEADLINE_EXCEEDED, "The request waited too long to be started."),
 )
+_LEFT = Terminal(status=Status.CANCELLED)
 _WORKER_LOST = Terminal(
     status=Status.FAILED,
     error=error_body(ErrorCode.WORKER_LOST, "The worker was lost and no other could take over."),
@@ -63,6 +67,9 @@ _BAD_RECORD = Terminal(
     status=Status.FAILED,
     error=error_body(ErrorCode.BAD_RECORD, "The request could not be processed."),
 )
+
+#: Younger than this since moderation, a request has not waited, so hardly anybody can have cancelled it.
+STRAIGHT_MS = 100
 
 Position = tuple[str, int, int]
 
@@ -115,9 +122,11 @@ class Scheduler:
     policy: SchedulingPolicy
     streams: RedisTokenStreams
     publisher: Publisher
+    presence: ReaderPresence
     done: Callable[[str, int, int], None]
     clock: SteadyClock = field(default_factory=SteadyClock)
     _held: dict[str, _Held] = field(default_factory=dict)
+    _leaving: WaitingReaders = field(default_factory=WaitingReaders)
     _outbox: list[Dispatch] = field(default_factory=list)
     _outgoing: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -245,12 +254,42 @@ class Scheduler:
             else:
                 self.policy.probed(request_id, holder, last.attempt, now_ms)
 
+    async def look_for_readers(self) -> None:
+        """End waiting requests that all readers have left. One round trip for a bounded part of them.
+
+        Raises:
+            StreamsUnavailable: nothing is known, nothing is ended.
+        """
+        ids = self._leaving.turn([i for i, h in self._held.items() if self._may_be_left(i, h)])
+        if not ids:
+            return
+        now_ms, sightings = await self.presence.look(ids)
+        for request_id, sighting in zip(ids, sightings, strict=True):
+            held = self._held.get(request_id)
+            if held is None or not self._may_be_left(request_id, held):
+                continue
+            if self._leaving.observe(held.record, sighting, now_ms):
+                LEFT_REQUESTS.labels(STAGE).inc()
+                log.info("all readers left", extra={"request_id": request_id})
+                self.policy.ended(request_id)
+                self._end(request_id, _LEFT)
+        self.react()
+
+    def _may_be_left(self, request_id: str, held: _Held) -> bool:
+        """Whether it waits here and has a grace time; those that run are watched by their workers."""
+        grace_ms = held.record.leave_grace_ms
+        return grace_ms is not None and not held.ending and self.policy.is_waiting(request_id)
+
+    def held_ids(self) -> list[str]:
+        """The requests that are in this scheduler's hands."""
+        return list(self._held)
+
     async def deliver(self) -> None:
         """Perform dispatches for ever, in the order they were decided; one round trip for all at hand."""
         while True:
             await self._outgoing.wait()
             self._outgoing.clear()
-            batch = [d for d in self._outbox if d.request_id in self._held]
+            batch = [d for d in self._outbox if self._is_open(d.request_id)]
             self._outbox.clear()
             if batch:
                 await self._deliver(batch)
@@ -258,11 +297,11 @@ class Scheduler:
     async def _deliver(self, batch: list[Dispatch]) -> None:
         """Write ``0-3`` and publish the dispatches.
 
-        A request that is new to us goes to its worker while ``0-3`` is being written: should it have been
-        sealed, the worker's ``1-0`` is refused before any work; should it run already (its record came
-        twice), the worker leaves it to the living one. All others are looked at first.
+        A request that comes straight from moderation goes to its worker while ``0-3`` is being written:
+        should it have been sealed, the worker's ``1-0`` is refused before any work; should it run already
+        (its record came twice), the worker leaves it to the living one. All others are looked at first.
         """
-        at_once = [d for d in batch if d.attempt == 1 and not self._checked(d.request_id)]
+        at_once = [d for d in batch if self._straight_from_moderation(d)]
         if at_once:
             self._spawn(self._send(at_once))
         sent = {d.request_id for d in at_once}
@@ -299,11 +338,24 @@ class Scheduler:
         if len(ready) + len(sent) < len(batch):
             self.react()
 
+    def _straight_from_moderation(self, dispatch: Dispatch) -> bool:
+        held = self._held.get(dispatch.request_id)
+        return (
+            held is not None
+            and not held.checked
+            and dispatch.attempt == 1
+            and self.clock.now_ms() - held.record.moderated_ms < STRAIGHT_MS
+        )
+
     def _dispatched(self, dispatch: Dispatch) -> tuple[str, StreamId, Dispatched]:
         held = self._held.get(dispatch.request_id)
         prompt_tokens = len(held.record.prompt_token_ids) if held is not None else None
         entry = Dispatched(worker_id=dispatch.worker_id, prompt_tokens=prompt_tokens)
         return dispatch.request_id, DISPATCHED, entry
+
+    def _is_open(self, request_id: str) -> bool:
+        held = self._held.get(request_id)
+        return held is not None and not held.ending
 
     def _checked(self, request_id: str) -> bool:
         held = self._held.get(request_id)
@@ -385,6 +437,7 @@ class Scheduler:
     def _forget(self, request_id: str) -> None:
         held = self._held.pop(request_id)
         held.close_span()
+        self._leaving.forget(request_id)
         self.policy.ended(request_id)
         for position in held.positions:
             self.done(*position)

@@ -18,7 +18,9 @@ from redis.exceptions import RedisError
 from contracts.tiers import QueueClass
 from contracts.token_stream import StreamsUnavailable
 from infra.kafka import Publisher, Tracked, make_consumer
+from infra.open_requests_redis import OpenRequests
 from infra.pipeline_health import DEPTH_KEY
+from infra.presence_redis import ReaderPresence
 from infra.settings import Settings
 from infra.stream_redis import RedisTokenStreams, connect
 from infra.tasks import end_tasks
@@ -26,6 +28,7 @@ from infra.telemetry import QUEUE_DEPTH
 from infra.worker_feed_redis import WorkerFeed
 
 from .errors import RoleStuck
+from .reaping import Reaper
 from .scheduler import STAGE, Scheduler
 from .scheduler_policy import StrictPolicy
 
@@ -82,7 +85,17 @@ class SchedulerRole:
             policy=self._policy,
             streams=self._streams,
             publisher=self._publisher,
+            presence=ReaderPresence(self._redis),
             done=tracked.done,
+        )
+        reaper = Reaper(
+            OpenRequests(self._redis, self._topics.prefix),
+            self._streams,
+            self._publisher,
+            self._topics.outcomes,
+            scheduler.held_ids,
+            self._settings.scheduler.orphan_seconds,
+            scheduler.clock.now_ms,
         )
         self._intake = QueueIntake(self._settings, consumer, tracked, scheduler)
         consumer.subscribe(list(self._topics.queues), listener=tracked)
@@ -94,6 +107,7 @@ class SchedulerRole:
                 scheduler.deliver(),
                 self._watching(scheduler),
                 self._reporting(self._intake),
+                reaper.run(),
                 *(self._listen(scheduler, pool) for pool in self._settings.pools),
             )
         ]
@@ -160,8 +174,9 @@ class SchedulerRole:
             await asyncio.sleep(TICK_SECONDS)
             try:
                 await scheduler.probe()
+                await scheduler.look_for_readers()
             except StreamsUnavailable as error:
-                log.warning("leases not read", extra={"error": str(error)[:200]})
+                log.warning("leases and readers not read", extra={"error": str(error)[:200]})
             scheduler.react()
 
     async def _reporting(self, intake: QueueIntake) -> None:

@@ -208,6 +208,11 @@ class StrictPolicy:
         """See :class:`stages.protocols.SchedulingPolicy`."""
         return {c: self._waiting[c] for c in QueueClass}
 
+    def is_waiting(self, request_id: str) -> bool:
+        """See :class:`stages.protocols.SchedulingPolicy`."""
+        request = self._requests.get(request_id)
+        return request is not None and request.waiting
+
     def in_flight(self) -> int:
         """See :class:`stages.protocols.SchedulingPolicy`."""
         return len(self._flying)

@@ -3,7 +3,8 @@
 Every entry is read and decoded once, however many readers it has. Each reader has a cursor and a bounded
 buffer of its own (:mod:`streaming_edge.reader_state`), so a slow one costs bounded memory and holds up
 nobody. A stream that nobody reads is not read; a stream that vanishes under its readers ends them with
-:class:`~streaming_edge.errors.StreamLost`, within seconds, never with silence.
+:class:`~streaming_edge.errors.StreamLost`, within seconds, never with silence. Which requests are read here
+is told to whoever ends those that all readers have left (:mod:`streaming_edge.vouching`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from redis.exceptions import RedisError
 from contracts.entries import StreamEntry, decode_entry
 from contracts.stream_ids import StreamId
 from contracts.token_stream import StreamsUnavailable
+from infra.presence_redis import ReaderPresence
 from infra.stream_redis import RedisTokenStreams, stream_key
 from infra.tasks import end_tasks
 from infra.telemetry import CATCH_UPS, READERS
@@ -27,6 +29,7 @@ from .errors import StreamLost
 from .reader_redis import RawStreams, StreamTail
 from .reader_state import ReaderState
 from .terminal import BEFORE_SEAL
+from .vouching import Voucher
 
 log = logging.getLogger(__name__)
 
@@ -135,13 +138,24 @@ class Hub:
         streams: for catching up and for checking that streams still exist.
         reader_client: made with ``connect(..., blocking=True)``; the hub does not close it.
         buffer_entries: entries held per reader before it catches up from Redis.
+        presence: where it is told which requests have readers here.
+
+    Attributes:
+        sending_away: set when readers are told to go on elsewhere: their leaving is no departure then, and
+            they have some seconds to come back (:data:`infra.presence_redis.VOUCH_MS`).
     """
 
     def __init__(
-        self, streams: RedisTokenStreams, reader_client: redis.Redis, buffer_entries: int
+        self,
+        streams: RedisTokenStreams,
+        reader_client: redis.Redis,
+        buffer_entries: int,
+        presence: ReaderPresence,
     ) -> None:
         self.streams = streams
         self.stopped = False
+        self.sending_away = False
+        self._voucher = Voucher(presence, lambda: [f.request_id for f in self._unsealed.values()])
         self._buffer_entries = buffer_entries
         self._tail = StreamTail(reader_client, _BLOCK_MS)
         self._feeds: dict[bytes, _Feed] = {}
@@ -159,6 +173,7 @@ class Hub:
             asyncio.create_task(self._read_loop(), name="hub-read"),
             asyncio.create_task(self._wake_loop(), name="hub-wake"),
             asyncio.create_task(self._check_loop(), name="hub-check"),
+            asyncio.create_task(self._voucher.run(), name="hub-vouch"),
         ]
 
     async def run(self) -> None:
@@ -199,6 +214,7 @@ class Hub:
             self._feeds[key] = self._unsealed[key] = feed
             self._changes += 1
             self._changed.set()
+            self._voucher.came(request_id)
         subscription = Subscription(self, feed, ReaderState(self._buffer_entries, cursor, feed.position))
         feed.readers.append(subscription)
         READERS.inc()
@@ -209,7 +225,10 @@ class Hub:
             feed.readers.remove(subscription)
             if not feed.readers and self._feeds.get(key) is feed:
                 del self._feeds[key]
-                self._unsealed.pop(key, None)
+                if self._unsealed.pop(key, None) is None or self.sending_away or self.stopped:
+                    self._voucher.gone(request_id)
+                else:
+                    self._voucher.left(request_id)
 
     async def _read_loop(self) -> None:
         backoff, longest = _BACKOFF_SECONDS
@@ -254,6 +273,7 @@ class Hub:
             feed.position_text = items[-1][0]
             if feed.position.is_seal:
                 del self._unsealed[key]
+                self._voucher.gone(feed.request_id)
             _push(feed.readers, entries)
             decoded += len(entries)
             if decoded >= _DECODE_BATCH:
@@ -303,6 +323,7 @@ class Hub:
         # Whoever subscribes from now on looks afresh.
         del self._unsealed[feed.key]
         del self._feeds[feed.key]
+        self._voucher.gone(feed.request_id)
         feed.wake_all()
 
 

@@ -8,6 +8,7 @@ from typing import Protocol
 import redis.asyncio as redis
 
 from infra.kafka import Publisher
+from infra.presence_redis import ReaderPresence
 from infra.settings import Settings
 from infra.stream_redis import RedisTokenStreams, connect
 
@@ -54,7 +55,8 @@ class EdgeRole:
         self._publisher = Publisher(settings.kafka)
         await self._publisher.start()
         self._intake = await self._make_intake(settings, streams, self._publisher)
-        self._hub = Hub(streams, self._reader_client, settings.edge.buffer_entries)
+        presence = ReaderPresence(self._client)
+        self._hub = Hub(streams, self._reader_client, settings.edge.buffer_entries, presence)
         await self._hub.start()
         self._server = EdgeServer(settings, self._make_door(settings), self._intake, streams, self._hub)
         await self._server.start()
@@ -65,6 +67,8 @@ class EdgeRole:
         return self._hub.not_ready() or self._server.not_ready()
 
     async def drain(self) -> None:
+        if self._hub is not None:
+            self._hub.sending_away = True
         if self._server is not None:
             await self._server.drain(self._settings.drain_seconds)
 

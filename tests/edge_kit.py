@@ -18,6 +18,7 @@ from contracts.identity import Principal, is_request_id, make_request_id
 from contracts.records import Usage
 from contracts.stream_ids import MODERATED, StreamId
 from contracts.tiers import FinishReason, Status
+from infra.presence_redis import ReaderPresence
 from infra.settings import Settings, development, parse
 from infra.stream_redis import RedisTokenStreams, connect
 from streaming_edge.hub import Hub
@@ -136,7 +137,8 @@ class EdgeRig:
         self.reader_redis = connect(settings.redis, blocking=True)
         self.streams = RedisTokenStreams(self.redis, settings.streams)
         self.intake = FakeIntake(self.streams)
-        self.hub = Hub(self.streams, self.reader_redis, settings.edge.buffer_entries)
+        presence = ReaderPresence(self.redis)
+        self.hub = Hub(self.streams, self.reader_redis, settings.edge.buffer_entries, presence)
         self.server = EdgeServer(settings, FakeDoor(), self.intake, self.streams, self.hub)
 
     @property

@@ -80,6 +80,8 @@ class Generation:
             hang_seconds: the same between tokens.
         """
         self.request_id = record.request_id
+        self.accepted_ms = record.created_ms
+        self.leave_grace_ms = record.leave_grace_ms
         self.attempt = plan.attempt
         self.reply = reply
         self.started = False

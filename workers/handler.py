@@ -35,6 +35,7 @@ from infra.telemetry import (
 
 from .generation import Ending, Generation
 from .leases import LeaseKeeper
+from .leaving import LeaveWatch
 from .protocols import Engine
 from .takeover import Decision, Expired, Finished, Foreign, Generate, Lost, NotContinuable, decide
 from .writer import StreamWriter
@@ -77,6 +78,7 @@ class Services:
     streams: Streams
     writer: StreamWriter
     leases: LeaseKeeper
+    leaving: LeaveWatch
     publisher: Publisher
     outcomes_topic: str
     finished: Callable[[str], None]
@@ -178,6 +180,7 @@ class _Handler:
         finally:
             self._running = None
             services.leases.remove(generation)
+            services.leaving.remove(generation)
             _describe(span, generation)
             end_span(span, failure)
         if not generation.started and ending is not Ending.UNREACHABLE:
@@ -191,6 +194,7 @@ class _Handler:
         if generation is not self._running:
             return
         self._s.leases.add(generation)
+        self._s.leaving.add(generation)
         if generation.emitted:
             TAKEOVERS.inc()
             log.info(

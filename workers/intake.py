@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 
 _POLL_MS = 250
 _PAUSE_SECONDS = 0.5
+_CHECK_SECONDS = 1.0
 
 #: Brings one request to its effect.
 Handle = Callable[[DispatchRecord, str | None], Awaitable[None]]
@@ -88,11 +90,16 @@ class Intake:
         return len(left)
 
     async def _read(self) -> None:
+        checked = time.monotonic()
         while True:
             while len(self._tasks) >= self._limit:
                 self._room.clear()
                 await self._room.wait()
             try:
+                if time.monotonic() - checked >= _CHECK_SECONDS:
+                    checked = time.monotonic()
+                    if await self._tracked.start_over_if_forgotten(self._partition):
+                        log.warning("the broker has forgotten our position, reading from the start")
                 batch = await self._consumer.getmany(
                     timeout_ms=_POLL_MS, max_records=self._limit - len(self._tasks)
                 )
@@ -106,23 +113,24 @@ class Intake:
             await self._tracked.commit(now=time.monotonic())
 
     def _take(self, record: ConsumerRecord) -> None:
-        self._tracked.take(record)
+        mark = self._tracked.take(record)
+        reached = partial(mark.done, record.offset)
         try:
             request = decode(DispatchRecord, record.value)
         except RecordError as error:
-            self._spawn(record, 0, None, self._reject(record, error))
+            self._spawn(reached, 0, None, self._reject(record, error))
             return
         HOP.labels("dispatch").observe(max(0.0, time.time() - request.dispatched_ms / 1000))
         if request.request_id in self._running:
             # Dispatched twice to us: the first record keeps the position open until the request ends.
-            self._tracked.done(record.topic, record.partition, record.offset)
+            reached()
             return
         self._running.add(request.request_id)
         work = self._handle(request, traceparent_from(record.headers))
-        self._spawn(record, request.sampling.n, request.request_id, work)
+        self._spawn(reached, request.sampling.n, request.request_id, work)
 
     def _spawn(
-        self, record: ConsumerRecord, choices: int, request_id: str | None, work: Awaitable[None]
+        self, reached: Callable[[], None], choices: int, request_id: str | None, work: Awaitable[None]
     ) -> None:
         async def run() -> None:
             await work
@@ -136,7 +144,7 @@ class Intake:
                 return
             failure = task.exception()
             if failure is None:
-                self._tracked.done(record.topic, record.partition, record.offset)
+                reached()
             elif not self._failure.done():
                 self._failure.set_exception(failure)
 

@@ -17,6 +17,7 @@ from contracts.records import DispatchRecord
 from contracts.tiers import Status
 from contracts.token_stream import StreamsUnavailable
 from infra.kafka import Publisher, PublishError, make_consumer
+from infra.presence_redis import ReaderPresence
 from infra.settings import Settings, SettingsError
 from infra.stream_redis import RedisTokenStreams, connect
 from infra.tasks import end_tasks
@@ -28,6 +29,7 @@ from .handler import Services, handle
 from .heartbeat import Heartbeat
 from .intake import Intake
 from .leases import LeaseKeeper
+from .leaving import LeaveWatch
 from .protocols import Engine
 from .writer import StreamWriter
 
@@ -88,6 +90,7 @@ class Worker:
         give_up = max(5.0, 4 * streams.lease_ms / 1000)
         writer = StreamWriter(self._streams, give_up_seconds=give_up)
         leases = LeaseKeeper(self._streams, self.worker_id, streams.lease_ms)
+        leaving = LeaveWatch(ReaderPresence(self._redis), self._streams)
         heartbeat = Heartbeat(
             self._feed,
             self.worker_id,
@@ -105,6 +108,7 @@ class Worker:
             streams=self._streams,
             writer=writer,
             leases=leases,
+            leaving=leaving,
             publisher=self._publisher,
             outcomes_topic=self._topics.outcomes,
             finished=heartbeat.finished,
@@ -125,6 +129,7 @@ class Worker:
         self._heartbeat = heartbeat
         self._spawn(writer.run(), "writer")
         self._spawn(leases.run(), "leases")
+        self._spawn(leaving.run(), "leaving")
         self._spawn(heartbeat.run(), "heartbeat")
         self._spawn(self._watch_engine(), "engine")
         self._reading = self._spawn(self._intake.run(), "intake")

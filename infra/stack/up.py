@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,10 @@ from urllib.parse import urlsplit
 import aiohttp
 from redis.exceptions import RedisError
 
+from contracts.token_stream import StreamsUnavailable
+
 from ..embedded import LOOPBACK
+from ..open_requests_redis import OpenRequests
 from ..settings import Settings
 from ..stream_redis import connect
 from ..topics import TopicsError, ensure_topics
@@ -25,6 +30,8 @@ from .process import Watchdog
 from .state import StackState, data_dir_lock, state_file, write_json
 from .supervisor import Supervisor
 from .units import Unit, broker_unit, redis_unit, role_units, worker_interpreter
+
+log = logging.getLogger(__name__)
 
 PREFERRED_PORT = 8000
 PREFERRED_WS_PORT = 8001
@@ -145,7 +152,8 @@ class _Run:
             port = int(settings.kafka.bootstrap.rpartition(":")[2])
 
             async def topics_again() -> None:
-                await ensure_topics(settings, 10.0)
+                if settings.kafka.topics.requests in await ensure_topics(settings, 10.0):
+                    await _note_topics_born(settings)
 
             services.append(broker_unit(port, options.data_dir, topics_again))
         supervisor.start(services)
@@ -181,6 +189,25 @@ class _Run:
         self._stop.set()
         if self._signals > 1 and self._supervisor is not None:
             self._supervisor.kill()
+
+
+async def _note_topics_born(settings: Settings) -> None:
+    """Let the reaper know that records from before are gone; without Redis it goes by deadlines alone."""
+    client = connect(settings.redis)
+    index = OpenRequests(client, settings.kafka.topic_prefix)
+    try:
+        async with asyncio.timeout(_EXTERNAL_SECONDS):
+            while True:
+                try:
+                    await index.topics_born(time.time_ns() // 1_000_000)
+                except StreamsUnavailable:
+                    await asyncio.sleep(0.1)
+                else:
+                    return
+    except TimeoutError:
+        log.warning("topics made anew, not noted in Redis")
+    finally:
+        await client.aclose()
 
 
 async def _check_redis(settings: Settings) -> None:

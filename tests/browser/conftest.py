@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, BrowserContext, Page, async_playwright
+from playwright.async_api import Browser, BrowserContext, Page, async_playwright, expect
 
 from tests.browser.fake_edge import FakeEdge
 
@@ -22,6 +22,9 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+#: Two cores may be busy with a stack and an engine beside the browser.
+TIMEOUT_MS = 15_000
+expect.set_options(timeout=TIMEOUT_MS)
 Shot = Callable[[Page, str], Awaitable[Path]]
 
 
@@ -38,7 +41,7 @@ async def browser() -> AsyncIterator[Browser]:
 @pytest_asyncio.fixture(loop_scope="session")
 async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
     context = await browser.new_context(viewport={"width": 1280, "height": 800})
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(TIMEOUT_MS)
     yield context
     await context.close()
 

@@ -100,6 +100,7 @@ class FakeEdge:
         pace: seconds between two frames of a script.
         hold_at: index of the script's frame before which every reply waits for :meth:`release`.
         silent: nothing that comes in is answered.
+        dead: sockets on which nothing that comes in is answered, and nothing is sent any more.
         refusing: new sockets are turned away with 503.
         repeats: frames before ``after`` that a subscription gets once more.
         subscribe_error: answer to the next subscription, once.
@@ -111,6 +112,7 @@ class FakeEdge:
         self.pace = 0.01
         self.hold_at: int | None = None
         self.silent = False
+        self.dead: set[ServerConnection] = set()
         self.refusing = False
         self.repeats = 0
         self.subscribe_error: Frame | None = None
@@ -201,7 +203,7 @@ class FakeEdge:
                         bad = error("invalid_api_key", "This API key is not known.")
                         await _send(socket, {"type": "error", "error": bad})
                         await socket.close(4401)
-                elif not self.silent:
+                elif not self.silent and socket not in self.dead:
                     await answers[frame["type"]](frame)
         except ConnectionClosed:
             pass

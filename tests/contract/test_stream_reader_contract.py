@@ -17,6 +17,7 @@ from contracts.identity import make_request_id
 from contracts.stream_ids import ACCEPTED, SEAL, START, StreamId
 from contracts.tiers import FinishReason, Status
 from contracts.token_stream import StreamsUnavailable
+from infra.presence_redis import ReaderPresence
 from infra.settings import RedisSettings, StreamSettings
 from infra.stream_redis import RedisTokenStreams, connect, stream_key
 from streaming_edge.errors import StreamLost
@@ -34,7 +35,7 @@ class Rig:
         self.client = connect(redis_settings)
         self.reader_client = connect(redis_settings, blocking=True)
         self.streams = RedisTokenStreams(self.client, StreamSettings())
-        self.hub = Hub(self.streams, self.reader_client, BUFFER)
+        self.hub = Hub(self.streams, self.reader_client, BUFFER, ReaderPresence(self.client))
 
     async def opened(self) -> str:
         rid = make_request_id(1, secrets.token_bytes(10))
@@ -304,7 +305,7 @@ async def test_a_block_longer_than_the_socket_timeout_is_no_failure_h4(server: R
     async with rig_at(server.url) as rig:
         patient = rig.reader_client
         hasty = connect(RedisSettings(url=server.url, timeout_seconds=0.3))
-        hub = Hub(rig.streams, hasty, BUFFER)
+        hub = Hub(rig.streams, hasty, BUFFER, ReaderPresence(rig.client))
         await hub.start()
         rid = await rig.opened()
         async with hub.subscribe(rid, ACCEPTED) as subscription:

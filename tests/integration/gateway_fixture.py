@@ -9,11 +9,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import httpx
+import redis.asyncio as redis
 from openai import AsyncOpenAI
 
+from contracts.worker_events import WorkerEvent
+from infra.pipeline_health import DEPTH_KEY
 from infra.settings import DEV_PAID_KEY, Settings
 from infra.stream_redis import RedisTokenStreams, connect
+from infra.tasks import end_tasks
 from infra.topics import ensure_topics
+from infra.worker_feed_redis import WorkerFeed
 from producers.role import GatewayRole
 from tests.integration.pipeline_double import PipelineDouble
 
@@ -40,6 +45,7 @@ async def running_gateway(settings: Settings) -> AsyncIterator[Gateway]:
     streams = RedisTokenStreams(client, settings.streams)
     double = PipelineDouble(settings, streams)
     await double.start()
+    presence = asyncio.create_task(_seem_alive(client, settings))
     role = GatewayRole(settings)
     try:
         await role.start()
@@ -49,8 +55,21 @@ async def running_gateway(settings: Settings) -> AsyncIterator[Gateway]:
             yield Gateway(role, double, streams, http)
     finally:
         await role.stop()
+        await end_tasks([presence])
         await double.stop()
         await client.aclose()
+
+
+async def _seem_alive(client: redis.Redis, settings: Settings) -> None:
+    """What a scheduler and a worker leave in Redis, which the gateway's readiness looks for."""
+    feed = WorkerFeed(client, settings.pools[0])
+    while True:
+        event = WorkerEvent(
+            worker_id="double", slot=0, sent_ms=int(time.time() * 1000), max_seqs=1, running=0
+        )
+        await feed.publish(event)
+        await client.hset(DEPTH_KEY, mapping={"interactive": 0})  # type: ignore[misc]
+        await asyncio.sleep(settings.scheduler.worker_timeout_ms / 4000)
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 10.0) -> None:

@@ -156,6 +156,8 @@ class Bench:
                 tier=record.tier,
                 model=record.model,
                 created_ms=record.created_ms,
+                deadline_ms=record.deadline_ms,
+                key_id=record.key_id,
                 conversation_id=record.conversation_id,
             ),
         )

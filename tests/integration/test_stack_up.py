@@ -52,7 +52,9 @@ def test_status_has_every_role_once_and_says_it_is_ready(sim_stack: StackProcess
     assert sorted(names) == sorted([*ROLES, "redis", "broker"])
     for role in status["roles"]:
         assert {"name", "index", "pid", "ready", "restarts", "reason"} <= set(role)
-        assert (role["index"], role["ready"], role["restarts"], role["reason"]) == (0, True, 0, None)
+        assert (role["index"], role["ready"], role["reason"]) == (0, True, None)
+        # The browser tests kill this stack's edge.
+        assert role["restarts"] == 0 or role["name"] == "edge"
         assert psutil.pid_exists(role["pid"])
 
 

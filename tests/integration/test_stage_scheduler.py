@@ -15,6 +15,7 @@ from contracts.stream_ids import SEAL, StreamId
 from contracts.tiers import QueueClass, Status
 from contracts.token_stream import Appended
 from contracts.worker_events import WorkerEvent
+from infra.presence_redis import ReaderPresence
 from infra.tasks import end_tasks
 from infra.worker_feed_redis import WorkerFeed
 from stages.scheduler_kafka import DEPTH_KEY, SchedulerRole
@@ -243,7 +244,10 @@ async def test_d5_cancelled_and_expired_requests_are_dropped_and_the_live_one_se
             for request_id in cancelled:
                 assert (await outcome(bench, request_id)).status is Status.CANCELLED
             await until(lambda: positions(role) == (0, 0), "done")
-        assert [r.request_id for r in worker.given()] == [live]
+        # A cancelled one may have been on its way to the worker, which cannot start it.
+        passed = [r for r in worker.given() if r.request_id != live]
+        assert {r.request_id for r in passed} <= set(cancelled)
+        assert {await worker.start(r) for r in passed} <= {Appended.SEALED}
 
 
 async def test_g2_g4_g13_a_restarted_scheduler_neither_loses_nor_doubles(bench: Bench) -> None:
@@ -370,7 +374,8 @@ async def test_the_window_is_bounded_and_the_depth_counts_what_waits_in_kafka(be
         await until(lambda: waiting()[QueueClass.INTERACTIVE], "the interactive request in its line")
         async with alive(worker):
             await worker.got(interactive)
-            assert worker.given()[0].request_id == interactive
+            # In the first handful, though dispatches of one handful may overtake each other.
+            assert interactive in [r.request_id for r in worker.given()[: worker.seqs]]
 
             async def whole_line_served() -> bool:
                 for record in worker.given():
@@ -380,3 +385,30 @@ async def test_the_window_is_bounded_and_the_depth_counts_what_waits_in_kafka(be
                 return len(worker.given()) == 31
 
             await until(whole_line_served, "the whole line served")
+
+
+async def test_d1_d5_a_waiting_request_that_all_readers_left_never_reaches_a_worker(
+    bench: Bench,
+) -> None:
+    presence = ReaderPresence(bench.redis)
+    role = role_of(bench)
+    async with running(role):
+        left = await queue(bench, queued_record(leave_grace_ms=0))
+        read = await queue(bench, queued_record(leave_grace_ms=0))
+        unread = await queue(bench, queued_record(leave_grace_ms=500))
+        batch = await queue(bench, queued_record(leave_grace_ms=None))
+        await presence.vouch("hub", [left, read], [])
+        await presence.vouch("hub", [], [left])
+        for request_id in (left, unread):
+            made = await outcome(bench, request_id)
+            assert (made.status, made.attempts) == (Status.CANCELLED, 0)
+            await presence.vouch("hub", [read], [])
+        worker = CardboardWorker(bench, "w", 0, seqs=4)
+        async with alive(worker):
+            for request_id in (read, batch):
+                await worker.start(await worker.got(request_id))
+                await worker.finish(request_id)
+            await until(lambda: positions(role) == (0, 0), "everything done")
+        assert {r.request_id for r in worker.given()} == {read, batch}
+        assert not role._policy.in_flight()
+        assert not any(role._policy.waiting().values())

@@ -18,6 +18,7 @@ from contracts.reply import Reply
 from contracts.stream_ids import SEAL, StreamId
 from contracts.tiers import FinishReason, Status
 from contracts.token_stream import Appended
+from infra.presence_redis import ReaderPresence
 from infra.settings import Settings
 from tests.integration.worker_bench import WorkerBench, eventually, worker_bench
 from workers.sim_script import parse_script
@@ -177,6 +178,50 @@ async def test_a_cancel_during_prefill_stops_at_once_D1(bench: WorkerBench) -> N
     await bench.streams.seal(rid, Terminal(status=Status.CANCELLED))
     await eventually(lambda: _idle(bench, worker.worker_id), "the slot is free")
     assert (await bench.outcomes(rid))[rid].status is Status.CANCELLED
+
+
+async def _all_leave(bench: WorkerBench, rid: str) -> None:
+    await ReaderPresence(bench.client).vouch("hub", [], [rid])
+
+
+async def test_a_reply_that_all_readers_left_is_ended_also_in_prefill_and_with_choices_D1_D4(
+    bench: WorkerBench,
+) -> None:
+    worker = await bench.start_worker()
+    for text, sampling, tokens in (
+        ("[[prefill]]", {}, 0),
+        ("long", {"max_tokens": 5_000}, 3),
+        ("four", {"max_tokens": 2_000, "n": 4}, 8),
+    ):
+        rid = await bench.accept(choices=sampling.get("n", 1))
+        record = bench.record(rid, text, **sampling).model_copy(update={"leave_grace_ms": 0})
+        await bench.dispatch(worker, record)
+        await eventually(lambda r=rid: _attempts(bench, r, 1), "the attempt has started")
+        await bench.tokens_out(rid, tokens)
+        await _all_leave(bench, rid)
+        outcome = (await bench.outcomes(rid))[rid]
+        assert outcome.status is Status.CANCELLED
+        reply = await bench.reply(rid)
+        # What was produced until it took effect is what is booked, once (J11).
+        assert outcome.usage.completion_tokens == reply.tokens_out < 4_000
+        await eventually(lambda: _idle(bench, worker.worker_id), "the slots are free")
+
+
+async def test_a_reply_that_somebody_reads_again_goes_on_D1(bench: WorkerBench) -> None:
+    worker = await bench.start_worker()
+    rid = await bench.accept()
+    record = bench.record(rid, "again", max_tokens=600)
+    presence = ReaderPresence(bench.client)
+    await presence.vouch("one", [rid], [])
+    await bench.dispatch(worker, record.model_copy(update={"leave_grace_ms": 2_000}))
+    await bench.tokens_out(rid, 10)
+    await presence.vouch("one", [], [rid])
+    await bench.tokens_out(rid, 60)
+    await presence.vouch("two", [rid], [])
+    reply = await bench.sealed(rid)
+    assert reply.terminal is not None
+    assert reply.terminal.status is Status.COMPLETED
+    assert reply.choices[0].text == expected_text(bench, "again", 600)
 
 
 async def test_kill_9_mid_reply_is_continued_from_the_next_token_I1_E2(bench: WorkerBench) -> None:

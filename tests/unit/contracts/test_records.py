@@ -69,6 +69,13 @@ def test_g16_an_unknown_field_is_ignored() -> None:
     assert decode(RequestRecord, changed(foo=1)) == record()
 
 
+def test_g16_a_record_of_an_older_version_has_no_grace_time_and_runs_to_its_end() -> None:
+    raw = json.loads(record(leave_grace_ms=5).encode())
+    assert decode(RequestRecord, json.dumps(raw).encode()).leave_grace_ms == 5
+    del raw["leave_grace_ms"]
+    assert decode(RequestRecord, json.dumps(raw).encode()).leave_grace_ms is None
+
+
 def test_g16_a_record_without_version_is_of_version_one() -> None:
     raw = json.loads(record().encode())
     del raw["schema_version"]

@@ -461,3 +461,19 @@ def parse_or_refusal(body: object) -> ChatRequest | ApiError:
         return parse_chat_request(body, SETTINGS, PAID)
     except ApiError as error:
         return error
+
+
+def test_the_grace_time_is_the_tiers_unless_the_body_says_otherwise_d1() -> None:
+    assert parsed().leave_grace_ms == 30_000
+    assert parsed(leave_grace_seconds=None).leave_grace_ms == 30_000
+    assert parsed(leave_grace_seconds=0).leave_grace_ms == 0
+    assert parsed(leave_grace_seconds=0.25).leave_grace_ms == 250
+    assert parsed(leave_grace_seconds=3600).leave_grace_ms == 3_600_000
+    batch = Principal(key_id="b", tenant="b", tier="batch")
+    request = parse_chat_request({"model": "default", "messages": USER}, SETTINGS, batch)
+    assert request.leave_grace_ms is None
+
+
+@pytest.mark.parametrize("value", [-1, 3600.5, "0", True, [], {}])
+def test_a_grace_time_out_of_range_is_refused_by_name(value: object) -> None:
+    assert refused(leave_grace_seconds=value).body.param == "leave_grace_seconds"
