@@ -12,19 +12,17 @@ history rebuilds the turns from it when Redis has lost them.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import redis.asyncio as redis
 from pydantic import TypeAdapter, ValidationError
-from redis.exceptions import RedisError
 
 from contracts.conversation import Turn, turn_of
 from contracts.identity import conversation_key
 from contracts.records import Message, OutcomeRecord
-from contracts.token_stream import StreamsUnavailable
 
+from .redis_errors import reachable
 from .settings import HistorySettings
 
 log = logging.getLogger(__name__)
@@ -38,14 +36,6 @@ def _turns_key(tenant: str, conversation_id: str) -> str:
 
 def _pending_key(tenant: str, conversation_id: str) -> str:
     return f"hr:conv:{{{conversation_key(tenant, conversation_id)}}}:pending"
-
-
-@asynccontextmanager
-async def _reachable() -> AsyncIterator[None]:
-    try:
-        yield
-    except (RedisError, OSError, TimeoutError) as error:
-        raise StreamsUnavailable(str(error) or type(error).__name__) from error
 
 
 class Conversations:
@@ -67,14 +57,14 @@ class Conversations:
         Whoever loads the conversation meanwhile finds the request here and its state in its token stream.
         """
         key = _pending_key(tenant, conversation_id)
-        async with _reachable(), self._redis.pipeline(transaction=True) as pipe:
+        async with reachable(), self._redis.pipeline(transaction=True) as pipe:
             pipe.hset(key, request_id, _MESSAGES.dump_json(list(messages)))
             pipe.expire(key, self._settings.retention_seconds)
             await pipe.execute()
 
     async def drop_pending(self, tenant: str, conversation_id: str, request_id: str) -> None:
         """Take a note back: the request was not accepted after all, or its stream is gone."""
-        async with _reachable():
+        async with reachable():
             await self._redis.hdel(_pending_key(tenant, conversation_id), request_id)
 
     async def store(self, outcome: OutcomeRecord) -> None:
@@ -88,7 +78,7 @@ class Conversations:
         turns = _turns_key(outcome.tenant, outcome.conversation_id)
         pending = _pending_key(outcome.tenant, outcome.conversation_id)
         turn = turn_of(outcome)
-        async with _reachable():
+        async with reachable():
             async with self._redis.pipeline(transaction=True) as pipe:
                 if turn.counts:
                     pipe.hset(turns, turn.request_id, turn.model_dump_json())
@@ -107,7 +97,7 @@ class Conversations:
 
         An unknown conversation is an empty one.
         """
-        async with _reachable(), self._redis.pipeline(transaction=True) as pipe:
+        async with reachable(), self._redis.pipeline(transaction=True) as pipe:
             pipe.hgetall(_turns_key(tenant, conversation_id))
             pipe.hgetall(_pending_key(tenant, conversation_id))
             raw_turns, raw_pending = await pipe.execute()

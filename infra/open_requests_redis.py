@@ -13,25 +13,15 @@ before had their records in topics that are gone.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Any, Final
 
 import redis.asyncio as redis
-from redis.exceptions import RedisError
 
-from contracts.token_stream import StreamsUnavailable
+from .redis_errors import reachable
 
 OPEN_KEY: Final = "hr:open"
 _REAPED_KEY: Final = "hr:reaped"
-
-
-@asynccontextmanager
-async def _reachable() -> AsyncIterator[None]:
-    try:
-        yield
-    except (RedisError, OSError, TimeoutError) as error:
-        raise StreamsUnavailable(str(error) or type(error).__name__) from error
 
 
 class OpenRequests:
@@ -46,44 +36,44 @@ class OpenRequests:
         if not request_ids:
             return
         pairs = [part for request_id in request_ids for part in (when_ms, request_id)]
-        async with _reachable():
+        async with reachable():
             await self._redis.execute_command("ZADD", OPEN_KEY, "XX", *pairs)
 
     async def untouched(self, since_ms: int, limit: int) -> list[str]:
         """Up to ``limit`` requests nobody has touched since ``since_ms``, the longest first."""
-        async with _reachable():
+        async with reachable():
             found = await self._redis.zrangebyscore(OPEN_KEY, "-inf", since_ms, start=0, num=limit)
         return [request_id.decode() for request_id in found]
 
     async def drop(self, request_ids: Sequence[str]) -> None:
         """Take requests out of the index."""
         if request_ids:
-            async with _reachable():
+            async with reachable():
                 await self._redis.zrem(OPEN_KEY, *request_ids)
 
     async def ending(self, request_id: str) -> None:
         """Note that the reaper is about to end a request."""
-        async with _reachable():
+        async with reachable():
             await self._redis.sadd(_REAPED_KEY, request_id)
 
     async def ended(self, request_id: str) -> None:
         """The request is sealed and its outcome is published, or it was not ours to end."""
-        async with _reachable():
+        async with reachable():
             await self._redis.srem(_REAPED_KEY, request_id)
 
     async def half_ended(self, limit: int) -> list[str]:
         """Up to ``limit`` requests that a reaper has not finished ending."""
-        async with _reachable():
+        async with reachable():
             found = await self._redis.srandmember(_REAPED_KEY, limit)
         return [request_id.decode() for request_id in found]
 
     async def topics_born(self, when_ms: int) -> None:
         """The request topics were created at ``when_ms``: what was in them before is gone."""
-        async with _reachable():
+        async with reachable():
             await self._redis.set(self._born_key, when_ms)
 
     async def topics_born_ms(self) -> int:
         """When the request topics were last created, Unix milliseconds; 0 = not known."""
-        async with _reachable():
+        async with reachable():
             raw = await self._redis.get(self._born_key)
         return int(raw) if raw is not None else 0

@@ -8,15 +8,14 @@ Unix milliseconds of Redis's own clock, so that the clocks of hubs and workers n
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import redis.asyncio as redis
-from redis.exceptions import RedisError
 
 from contracts.absence import NOBODY, Sighting
-from contracts.token_stream import StreamsUnavailable
+
+from .redis_errors import reachable
 
 #: How long a hub vouches for its readers at a time: a hub that dies is missed after so long.
 VOUCH_MS: Final = 4_000
@@ -32,14 +31,6 @@ def readers_key(request_id: str) -> str:
     return f"hr:{{{request_id}}}:readers"
 
 
-@asynccontextmanager
-async def _reachable() -> AsyncIterator[None]:
-    try:
-        yield
-    except (RedisError, OSError, TimeoutError) as error:
-        raise StreamsUnavailable(str(error) or type(error).__name__) from error
-
-
 class ReaderPresence:
     """Readers in Redis. Methods raise ``StreamsUnavailable`` when it cannot be reached."""
 
@@ -52,7 +43,7 @@ class ReaderPresence:
         """Unix milliseconds by Redis's clock."""
         began = time.monotonic()
         if self._asked_at is None or began - self._asked_at > _CLOCK_SECONDS:
-            async with _reachable():
+            async with reachable():
                 seconds, micros = await self._redis.time()
             self._asked_at = time.monotonic()
             self._offset_ms = seconds * 1000 + micros / 1000 - (began + self._asked_at) * 500
@@ -63,7 +54,7 @@ class ReaderPresence:
         if not reading and not left:
             return
         now_ms = await self.now_ms()
-        async with _reachable(), self._redis.pipeline(transaction=False) as pipe:
+        async with reachable(), self._redis.pipeline(transaction=False) as pipe:
             for request_id in reading:
                 key = readers_key(request_id)
                 pipe.execute_command("ZADD", key, now_ms + VOUCH_MS, hub)
@@ -78,7 +69,7 @@ class ReaderPresence:
     async def look(self, request_ids: Sequence[str]) -> tuple[int, list[Sighting]]:
         """Now (Unix milliseconds by Redis's clock), and what is known of each request's readers."""
         now_ms = await self.now_ms()
-        async with _reachable(), self._redis.pipeline(transaction=False) as pipe:
+        async with reachable(), self._redis.pipeline(transaction=False) as pipe:
             for request_id in request_ids:
                 pipe.execute_command("ZREVRANGE", readers_key(request_id), 0, -1, "WITHSCORES")
             found = await pipe.execute()

@@ -11,8 +11,7 @@ Keys of one request share a hash tag, so that they live in one cluster slot::
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import hiredis
@@ -30,6 +29,7 @@ from contracts.token_stream import Appended, StreamsUnavailable
 
 from .open_requests_redis import OPEN_KEY
 from .presence_redis import readers_key
+from .redis_errors import reachable
 from .settings import RedisSettings, StreamSettings
 
 # Redis gives these two refusals no code of their own, so their words are the interface.
@@ -92,16 +92,6 @@ def connect(settings: RedisSettings, *, blocking: bool = False) -> redis.Redis:
     )
 
 
-@asynccontextmanager
-async def _reachable() -> AsyncIterator[None]:
-    try:
-        yield
-    except ResponseError:
-        raise
-    except (RedisError, OSError, TimeoutError) as error:
-        raise StreamsUnavailable(str(error) or type(error).__name__) from error
-
-
 def _appended(result: Any) -> Appended:
     """Meaning of XADD's reply (``NOMKSTREAM`` is always set)."""
     if result is None:
@@ -126,7 +116,7 @@ class RedisTokenStreams:
 
     async def ping(self) -> None:
         """Raise :class:`StreamsUnavailable` unless Redis answers."""
-        async with _reachable():
+        async with reachable():
             await self._redis.ping()
 
     async def create(self, request_id: str, accepted: Accepted) -> None:
@@ -137,7 +127,7 @@ class RedisTokenStreams:
             model=accepted.model,
         )
         keep = self._settings.open_ttl_seconds + self._settings.memory_seconds
-        async with _reachable(), self._redis.pipeline(transaction=False) as pipe:
+        async with reachable(), self._redis.pipeline(transaction=False) as pipe:
             key = stream_key(request_id)
             # A transaction of this request's own keys alone: the index may live in another cluster slot.
             pipe.execute_command("MULTI")
@@ -153,7 +143,7 @@ class RedisTokenStreams:
 
     async def append(self, writes: Sequence[tuple[str, StreamId, Entry]]) -> list[Appended]:
         """See :class:`contracts.token_stream.TokenStreams`."""
-        async with _reachable(), self._redis.pipeline(transaction=False) as pipe:
+        async with reachable(), self._redis.pipeline(transaction=False) as pipe:
             for request_id, entry_id, entry in writes:
                 _xadd(pipe, request_id, entry_id, entry)
             results = [_appended(r) for r in await pipe.execute(raise_on_error=False)]
@@ -171,7 +161,7 @@ class RedisTokenStreams:
 
         The lease may be set although the append was refused; it then runs out by itself.
         """
-        async with _reachable(), self._redis.pipeline(transaction=False) as pipe:
+        async with reachable(), self._redis.pipeline(transaction=False) as pipe:
             _xadd(pipe, request_id, attempt, entry)
             self._renew(pipe, request_id, getattr(entry, "worker_id", ""))
             results = await pipe.execute(raise_on_error=False)
@@ -188,7 +178,7 @@ class RedisTokenStreams:
     async def _retain(self, request_ids: Sequence[str]) -> None:
         """Start the retention time of sealed streams. Where this fails, they live for the open time."""
         keep = self._settings.retention_seconds
-        async with _reachable(), self._redis.pipeline(transaction=False) as pipe:
+        async with reachable(), self._redis.pipeline(transaction=False) as pipe:
             for rid in request_ids:
                 pipe.expire(stream_key(rid), keep)
                 pipe.expire(_owner_key(rid), keep + self._settings.memory_seconds)
@@ -202,7 +192,7 @@ class RedisTokenStreams:
         if after.is_seal:
             return []  # Redis refuses an interval that begins after the last possible id
         low = "-" if after == START else f"({after}"
-        async with _reachable():
+        async with reachable():
             raw = await self._redis.xrange(stream_key(request_id), min=low, max="+", count=limit)
         return [stream_entry(entry_id, fields) for entry_id, fields in raw]
 
@@ -217,7 +207,7 @@ class RedisTokenStreams:
 
     async def last_ids(self, request_ids: Sequence[str]) -> list[StreamId | None]:
         """See :class:`contracts.token_stream.TokenStreams`."""
-        async with _reachable(), self._redis.pipeline(transaction=False) as pipe:
+        async with reachable(), self._redis.pipeline(transaction=False) as pipe:
             for rid in request_ids:
                 pipe.xrevrange(stream_key(rid), count=1)
             results = await pipe.execute()
@@ -225,7 +215,7 @@ class RedisTokenStreams:
 
     async def accepted_entries(self, request_ids: Sequence[str]) -> list[Accepted | None]:
         """Each stream's ``0-1`` entry; None where there is no stream, or something else in its place."""
-        async with _reachable(), self._redis.pipeline(transaction=False) as pipe:
+        async with reachable(), self._redis.pipeline(transaction=False) as pipe:
             for rid in request_ids:
                 pipe.xrange(stream_key(rid), min=str(ACCEPTED), max=str(ACCEPTED), count=1)
             results = await pipe.execute()
@@ -233,7 +223,7 @@ class RedisTokenStreams:
 
     async def has_entry(self, request_id: str, entry_id: StreamId) -> bool:
         """Whether the stream holds an entry with exactly this id."""
-        async with _reachable():
+        async with reachable():
             found = await self._redis.xrange(
                 stream_key(request_id), min=str(entry_id), max=str(entry_id), count=1
             )
@@ -241,20 +231,20 @@ class RedisTokenStreams:
 
     async def owner(self, request_id: str) -> Owner | None:
         """Who may read the stream; None when it was never accepted here or is long forgotten."""
-        async with _reachable():
+        async with reachable():
             raw = await self._redis.get(_owner_key(request_id))
         return None if raw is None else Owner.model_validate_json(raw)
 
     async def renew_leases(self, request_ids: Sequence[str], worker_id: str) -> None:
         """Keep the leases of requests whose tokens come, and their streams alive."""
-        async with _reachable(), self._redis.pipeline(transaction=False) as pipe:
+        async with reachable(), self._redis.pipeline(transaction=False) as pipe:
             for rid in request_ids:
                 self._renew(pipe, rid, worker_id)
             await pipe.execute()
 
     async def lease_holders(self, request_ids: Sequence[str]) -> list[str | None]:
         """The worker that holds each request's lease; None where it has run out."""
-        async with _reachable(), self._redis.pipeline(transaction=False) as pipe:
+        async with reachable(), self._redis.pipeline(transaction=False) as pipe:
             for rid in request_ids:
                 pipe.get(_lease_key(rid))
             results = await pipe.execute()

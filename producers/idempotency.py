@@ -13,18 +13,17 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
 import redis.asyncio as redis
 from pydantic import BaseModel, ConfigDict
-from redis.exceptions import RedisError, WatchError
+from redis.exceptions import WatchError
 
 from contracts.errors import ApiError, ErrorCode
-from contracts.token_stream import StreamsUnavailable
+from infra.redis_errors import reachable
 from infra.stream_redis import RedisTokenStreams
 
 #: As long as the official client and other SDKs may still retry, and then some.
@@ -33,14 +32,6 @@ KEEP_SECONDS: Final = 86_400
 _ACCEPTING_MS: Final = 15_000
 _POLL_SECONDS: Final = 0.02
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
-
-
-@asynccontextmanager
-async def _reachable() -> AsyncIterator[None]:
-    try:
-        yield
-    except (RedisError, OSError, TimeoutError) as error:
-        raise StreamsUnavailable(type(error).__name__) from error
 
 
 class Claim(BaseModel):
@@ -139,7 +130,7 @@ class IdempotencyKeys:
     async def release(self, tenant: str, key: str, request_id: str) -> None:
         """Give a claim back if ``request_id`` still holds it."""
         name = _name(tenant, key)
-        async with _reachable(), self._redis.pipeline(transaction=True) as pipe:
+        async with reachable(), self._redis.pipeline(transaction=True) as pipe:
             await pipe.watch(name)
             raw = await pipe.get(name)
             if raw is None or Claim.model_validate_json(raw).request_id != request_id:
@@ -152,12 +143,12 @@ class IdempotencyKeys:
                 return  # somebody else has given it back, and perhaps claimed it anew
 
     async def _set(self, name: str, claim: Claim) -> bool:
-        async with _reachable():
+        async with reachable():
             value = claim.model_dump_json()
             return bool(await self._redis.set(name, value, nx=True, ex=KEEP_SECONDS))
 
     async def _get(self, name: str) -> Claim | None:
-        async with _reachable():
+        async with reachable():
             raw = await self._redis.get(name)
         return None if raw is None else Claim.model_validate_json(raw)
 

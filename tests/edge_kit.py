@@ -211,5 +211,5 @@ async def edge_rig(redis_url: str, **sections: dict[str, Any]) -> AsyncIterator[
 async def eventually(condition: Callable[[], Any], seconds: float = 10.0) -> None:
     """Wait until ``condition()`` is true."""
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
+        while not condition():
             await asyncio.sleep(0.01)

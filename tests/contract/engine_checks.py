@@ -64,7 +64,7 @@ def text_of(engine: Engine, request: EngineRequest, token_ids: Sequence[int]) ->
 
 async def until_idle(engine: Engine) -> None:
     async with asyncio.timeout(10):
-        while engine.capacity().running:  # noqa: ASYNC110
+        while engine.capacity().running:
             await asyncio.sleep(0.01)
 
 

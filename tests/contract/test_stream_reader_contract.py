@@ -80,7 +80,7 @@ async def rig(server: RedisServer) -> AsyncIterator[Rig]:
 
 async def eventually(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
+        while not condition():
             await asyncio.sleep(0.01)
     assert condition(), what
 

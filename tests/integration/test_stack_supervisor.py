@@ -43,7 +43,7 @@ async def supervisor(tmp_path: Path) -> AsyncIterator[Supervisor]:
 
 async def _until(condition: Callable[[], object], seconds: float = 15.0) -> None:
     async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
+        while not condition():
             await asyncio.sleep(0.02)
 
 
