@@ -97,6 +97,18 @@ class Terminal(_Json):
     error: ErrorBody | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SealAfter:
+    """A terminal entry to be written only if ``after`` is still the stream's last id, else it is fenced.
+
+    How a worker seals what it ran: the seal is larger than every id, so the id rule alone would let it end
+    a reply that another worker has taken over.
+    """
+
+    terminal: Terminal
+    after: StreamId
+
+
 Entry: TypeAlias = Accepted | Moderated | Dispatched | Started | Text | Terminal
 Fields: TypeAlias = dict[bytes | str, bytes | str]
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Protocol
 
-from .entries import Accepted, Entry, StreamEntry, Terminal
+from .entries import Accepted, Entry, SealAfter, StreamEntry, Terminal
 from .stream_ids import StreamId
 
 
@@ -40,7 +40,7 @@ class TokenStreams(Protocol):
     async def create(self, request_id: str, accepted: Accepted) -> None:
         """Start a stream with its ``0-1`` entry, its owner and its time to live, atomically."""
 
-    async def append(self, writes: Sequence[tuple[str, StreamId, Entry]]) -> list[Appended]:
+    async def append(self, writes: Sequence[tuple[str, StreamId, Entry | SealAfter]]) -> list[Appended]:
         """Append ``(request id, entry id, entry)`` items in order, in one round trip.
 
         A seal among them starts its stream's retention time.

@@ -12,6 +12,7 @@ Keys of one request share a hash tag, so that they live in one cluster slot::
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import hiredis
@@ -23,7 +24,15 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 from redis.exceptions import RedisError, ResponseError
 
-from contracts.entries import Accepted, Entry, StreamEntry, Terminal, decode_entry, encode_entry
+from contracts.entries import (
+    Accepted,
+    Entry,
+    SealAfter,
+    StreamEntry,
+    Terminal,
+    decode_entry,
+    encode_entry,
+)
 from contracts.stream_ids import ACCEPTED, SEAL, START, StreamId
 from contracts.token_stream import Appended, StreamsUnavailable
 
@@ -35,6 +44,7 @@ from .settings import RedisSettings, StreamSettings
 # Redis gives these two refusals no code of their own, so their words are the interface.
 _FENCED = "equal or smaller"
 _SEALED = "exhausted the last possible ID"
+_SEAL_AFTER = Path(__file__).with_name("seal_after.lua").read_text()
 
 
 def stream_key(request_id: str) -> str:
@@ -141,7 +151,7 @@ class RedisTokenStreams:
         for result in (*queued, *(done if isinstance(done, list) else [done])):
             _appended(result)
 
-    async def append(self, writes: Sequence[tuple[str, StreamId, Entry]]) -> list[Appended]:
+    async def append(self, writes: Sequence[tuple[str, StreamId, Entry | SealAfter]]) -> list[Appended]:
         """See :class:`contracts.token_stream.TokenStreams`."""
         async with reachable(), self._redis.pipeline(transaction=False) as pipe:
             for request_id, entry_id, entry in writes:
@@ -277,9 +287,18 @@ def _lease_key(request_id: str) -> str:
     return f"hr:{{{request_id}}}:lease"
 
 
-def _xadd(pipe: Pipeline, request_id: str, entry_id: StreamId, entry: Entry) -> None:
+def _xadd(pipe: Pipeline, request_id: str, entry_id: StreamId, entry: Entry | SealAfter) -> None:
     # The raw command: redis-py's xadd() costs twice as much, and this runs once a token.
     parts: list[str | bytes] = []
+    after = None
+    if isinstance(entry, SealAfter):
+        after = entry.after
+        entry = entry.terminal
     for name, value in encode_entry(entry).items():
         parts += (name, value)
-    pipe.execute_command("XADD", stream_key(request_id), "NOMKSTREAM", str(entry_id), *parts)
+    key = stream_key(request_id)
+    if after is None:
+        pipe.execute_command("XADD", key, "NOMKSTREAM", str(entry_id), *parts)
+    else:
+        # EVAL, not EVALSHA: once a reply, and no script cache that a restart empties (H5).
+        pipe.execute_command("EVAL", _SEAL_AFTER, 1, key, str(after), str(entry_id), *parts)

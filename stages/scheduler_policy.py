@@ -162,7 +162,8 @@ class StrictPolicy:
         if now_ms - request.dispatched_ms < patience:
             return
         request.attempts = max(request.attempts, last_attempt)
-        request.losses += 1
+        # Only who has begun can have been killed by the request: a worker that was frozen before is no proof.
+        request.losses += started
         request.shunned = request.worker_id
         self._return_to_line(request, now_ms)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from enum import Enum
 
-from contracts.entries import Started, Terminal, Text
+from contracts.entries import SealAfter, Started, Terminal, Text
 from contracts.errors import ErrorCode, error_body
 from contracts.records import DispatchRecord, Usage
 from contracts.reply import ChoiceState, Reply
@@ -98,6 +98,7 @@ class Generation:
         self._loop = asyncio.get_running_loop()
         self._progress = self._written = self._loop.time()
         self._tokens_out = len(plan.emitted)
+        self._last_written = StreamId(plan.attempt, 0)
         self._text: list[list[str]] = [[] for _ in range(record.sampling.n)]
         self._answer: asyncio.Future[Appended | None] = self._loop.create_future()
         self._generating: asyncio.Task[object] | None = None
@@ -282,14 +283,15 @@ class Generation:
         self._text[index].append(piece.text)
         logprobs = None if piece.logprobs is None else tuple(piece.logprobs)
         entry = Text(piece.text, tuple(piece.token_ids), index, logprobs)
-        self._writer.put(self, StreamId(self.attempt, self._tokens_out), entry)
+        self._last_written = StreamId(self.attempt, self._tokens_out)
+        self._writer.put(self, self._last_written, entry)
 
     def _failed(self, code: ErrorCode, message: str) -> Terminal:
         return Terminal(status=Status.FAILED, usage=self.usage, error=error_body(code, message))
 
     async def _seal(self, terminal: Terminal) -> Ending:
         """Write the terminal entry behind the last text, and wait for what becomes of it."""
-        self._writer.put(self, SEAL, terminal)
+        self._writer.put(self, SEAL, SealAfter(terminal, self._last_written))
         await self._answer
         ending = self._ending()
         if ending is Ending.SEALED:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
-from contracts.entries import Entry
+from contracts.entries import Entry, SealAfter
 from contracts.stream_ids import StreamId
 from contracts.token_stream import Appended, StreamsUnavailable, TokenStreams
 
@@ -40,7 +40,7 @@ class Sink(Protocol):
         """An entry was refused, for ever; None: the store could not be reached in time."""
 
 
-_Item = tuple[Sink, StreamId, Entry]
+_Item = tuple[Sink, StreamId, Entry | SealAfter]
 
 
 class StreamWriter:
@@ -77,7 +77,7 @@ class StreamWriter:
             self._room.clear()
             await self._room.wait()
 
-    def put(self, sink: Sink, entry_id: StreamId, entry: Entry) -> None:
+    def put(self, sink: Sink, entry_id: StreamId, entry: Entry | SealAfter) -> None:
         """Queue an entry; never blocks. The sink hears of it through its two methods."""
         self._pending.append((sink, entry_id, entry))
         if self._waiter is not None and not self._waiter.done():
@@ -142,10 +142,10 @@ class StreamWriter:
         last = dict(zip(ids, await self._streams.last_ids(ids), strict=True))
         left = []
         for item in batch:
-            sink, entry_id, _ = item
+            sink, entry_id, entry = item
             if sink.closed:
                 continue
-            verdict = settled(last[sink.request_id], entry_id)
+            verdict = settled(last[sink.request_id], entry_id, entry)
             if verdict is None:
                 left.append(item)
             elif verdict is Appended.OK:
@@ -155,7 +155,7 @@ class StreamWriter:
         return left
 
 
-def settled(last: StreamId | None, entry_id: StreamId) -> Appended | None:
+def settled(last: StreamId | None, entry_id: StreamId, entry: Entry | SealAfter) -> Appended | None:
     """What became of an append, by its stream's last id; None: it was not applied.
 
     Entries of an attempt come only from the worker whose start of it was accepted, so a last id of the
@@ -165,6 +165,8 @@ def settled(last: StreamId | None, entry_id: StreamId) -> Appended | None:
         return Appended.GONE
     if last.is_seal:
         return Appended.SEALED
+    if isinstance(entry, SealAfter):
+        return None if last == entry.after else Appended.FENCED
     if entry_id > last:
         return None
     if last.attempt == entry_id.attempt and not entry_id.is_attempt_start:

@@ -10,7 +10,7 @@ import redis.asyncio as redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from contracts.entries import Accepted, Dispatched, Entry, Moderated, Started, Terminal, Text
+from contracts.entries import Accepted, Dispatched, Entry, Moderated, SealAfter, Started, Terminal, Text
 from contracts.identity import make_request_id
 from contracts.reply import Reply
 from contracts.stream_ids import ACCEPTED, DISPATCHED, MODERATED, SEAL, START, StreamId
@@ -94,6 +94,29 @@ async def test_after_the_seal_nothing_is_appended_and_one_end_is_true(
     assert await streams.seal(rid, Terminal(status=Status.FAILED)) is Appended.SEALED
     assert await one(streams, rid, StreamId(7, 1), Text("x", (1,))) is Appended.SEALED
     assert [e.entry for e in await streams.read_all(rid)] == [ACCEPT, DONE]
+
+
+async def test_i8_a_worker_that_was_taken_over_cannot_seal(streams: RedisTokenStreams) -> None:
+    """Its text is refused as fenced, and its seal, larger than every id, must not get through either."""
+    rid = await opened(streams)
+    started = Started(worker_id="w", model_revision="1")
+    await streams.append([(rid, StreamId(1, 0), started), (rid, StreamId(2, 0), started)])
+    late = [(rid, StreamId(1, 1), Text("late", (1,))), (rid, SEAL, SealAfter(DONE, StreamId(1, 1)))]
+    assert await streams.append(late) == [Appended.FENCED, Appended.FENCED]
+    assert await streams.last_ids([rid]) == [StreamId(2, 0)]
+    own = [(rid, StreamId(2, 1), Text("own", (1,))), (rid, SEAL, SealAfter(DONE, StreamId(2, 1)))]
+    assert await streams.append(own) == [Appended.OK, Appended.OK]
+    again = [(rid, SEAL, SealAfter(DONE, StreamId(2, 1)))]
+    assert await streams.append(again) == [Appended.SEALED]
+
+
+async def test_a_seal_behind_text_that_the_store_has_lost_is_refused(streams: RedisTokenStreams) -> None:
+    rid = await opened(streams)
+    await streams.append([(rid, StreamId(1, 0), Started(worker_id="w", model_revision="1"))])
+    seal = [(rid, SEAL, SealAfter(DONE, StreamId(1, 7)))]
+    assert await streams.append(seal) == [Appended.FENCED]
+    missing = [(make_request_id(1, b"\x07" * 10), SEAL, SealAfter(DONE, StreamId(1, 7)))]
+    assert await streams.append(missing) == [Appended.GONE]
 
 
 async def test_the_seal_starts_the_retention_and_drops_the_lease(

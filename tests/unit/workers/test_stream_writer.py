@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from contracts.entries import Accepted, Entry, StreamEntry, Terminal, Text
+from contracts.entries import Accepted, Entry, SealAfter, StreamEntry, Terminal, Text
 from contracts.stream_ids import SEAL, StreamId
 from contracts.tiers import Status
 from contracts.token_stream import Appended, StreamsUnavailable
@@ -190,7 +190,7 @@ async def test_a_full_writer_makes_replies_wait_F1() -> None:
 
 
 @pytest.mark.parametrize(
-    ("last", "entry", "verdict"),
+    ("last", "entry_id", "verdict"),
     [
         (None, StreamId(1, 1), Appended.GONE),
         (SEAL, StreamId(1, 1), Appended.SEALED),
@@ -199,13 +199,29 @@ async def test_a_full_writer_makes_replies_wait_F1() -> None:
         (StreamId(1, 5), StreamId(1, 5), Appended.OK),
         (StreamId(2, 0), StreamId(1, 5), Appended.FENCED),
         (StreamId(1, 0), StreamId(1, 0), Appended.FENCED),
-        (StreamId(1, 3), SEAL, None),
     ],
 )
 def test_the_last_id_says_what_became_of_an_append(
-    last: StreamId | None, entry: StreamId, verdict: Appended | None
+    last: StreamId | None, entry_id: StreamId, verdict: Appended | None
 ) -> None:
-    assert settled(last, entry) is verdict
+    assert settled(last, entry_id, Text("x")) is verdict
+
+
+@pytest.mark.parametrize(
+    ("last", "verdict"),
+    [
+        (None, Appended.GONE),
+        (SEAL, Appended.SEALED),
+        (StreamId(1, 3), None),
+        (StreamId(2, 0), Appended.FENCED),
+        (StreamId(1, 2), Appended.FENCED),
+    ],
+)
+def test_a_seal_is_written_again_only_behind_the_text_it_belongs_to(
+    last: StreamId | None, verdict: Appended | None
+) -> None:
+    seal = SealAfter(Terminal(status=Status.COMPLETED), StreamId(1, 3))
+    assert settled(last, SEAL, seal) is verdict
 
 
 def test_the_last_id_says_what_became_of_an_attempt() -> None:
