@@ -42,7 +42,7 @@ _BACKOFF_SECONDS = (0.05, 1.0)
 _DECODE_BATCH = 1_024
 #: With many streams a short pause after a read lets one read carry many entries: a read's cost grows with
 #: the number of streams it names, not with what it brings.
-_PAUSE_FROM_STREAMS = 12
+_PAUSE_FROM_STREAMS = 32
 _PAUSE_SECONDS = 0.002
 
 
