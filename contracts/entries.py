@@ -110,7 +110,6 @@ class SealAfter:
 
 
 Entry: TypeAlias = Accepted | Moderated | Dispatched | Started | Text | Terminal
-Fields: TypeAlias = dict[bytes | str, bytes | str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ current across a ``yield``, because a stream may be closed from another task.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from opentelemetry import trace
@@ -106,20 +105,6 @@ def end_span(span: Span, error: str | None = None) -> None:
         span.set_status(Status(StatusCode.ERROR, error))
         span.set_attribute("error.type", error)
     span.end()
-
-
-@contextmanager
-def span_of(
-    name: str, traceparent: str | None, kind: SpanKind = SpanKind.INTERNAL, **attributes: Any
-) -> Iterator[Span]:
-    """A span around a plain block (no ``yield`` to foreign code inside)."""
-    span = start_span(name, traceparent, kind=kind, attributes=attributes)
-    try:
-        yield span
-    except BaseException as error:
-        end_span(span, type(error).__name__)
-        raise
-    end_span(span)
 
 
 def trace_headers(traceparent: str | None) -> list[tuple[str, bytes]]:
