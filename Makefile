@@ -7,7 +7,7 @@ BIN := .venv/bin
 ENGINE_BIN := .venv-engine/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-engine model demo up down test check chaos fmt bench lock clean python
+.PHONY: help setup setup-engine model demo up down test check chaos takeover fmt bench lock clean python
 
 help:  ## List the commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -46,6 +46,9 @@ CHAOS_ARGS ?=
 chaos: setup  ## Kill and freeze everything under load for MINUTES, with REQUESTS and SEED; nothing may be lost
 	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) --requests $(REQUESTS) --seed $(SEED) \
 	  --report .headrace/chaos-$(SEED).json $(CHAOS_ARGS)
+
+takeover: setup model  ## Kill and freeze real vLLM workers in the middle of replies; takes minutes
+	@$(BIN)/python -m pytest -s tests/integration/long_vllm_takeover.py
 
 check: setup  ## Format, lint, types, import rules
 	@$(BIN)/ruff format --check .

@@ -59,10 +59,15 @@ class Dispatched(_Json):
 
 
 class Started(_Json):
-    """``<a>-0``: a worker starts attempt ``a``; earlier attempts can no longer append."""
+    """``<a>-0``: a worker starts attempt ``a``; earlier attempts can no longer append.
+
+    Attributes:
+        tokens_out: output tokens of earlier attempts that it goes on after; None in older entries.
+    """
 
     worker_id: str
     model_revision: str
+    tokens_out: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +114,20 @@ class SealAfter:
     after: StreamId
 
 
+@dataclass(frozen=True, slots=True)
+class StartAfter:
+    """The start of an attempt, to be written only if ``after`` is still the stream's last id.
+
+    How a worker takes over: what it goes on after must still be all that is out when it fences the old one.
+    """
+
+    started: Started
+    after: StreamId
+
+
 Entry: TypeAlias = Accepted | Moderated | Dispatched | Started | Text | Terminal
+#: What can be appended: an entry, or one under a condition.
+Appendable: TypeAlias = Entry | SealAfter | StartAfter
 
 
 @dataclass(frozen=True, slots=True)

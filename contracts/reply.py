@@ -10,9 +10,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from .continuity import joins
 from .entries import Accepted, Dispatched, Moderated, Started, StreamEntry, Terminal, Text
+from .errors import ErrorCode, error_body
 from .records import OutcomeChoice, Usage
 from .stream_ids import START, StreamId
+from .tiers import Status
+
+_GAP = Terminal(
+    status=Status.FAILED,
+    error=error_body(ErrorCode.STREAM_LOST, "A part of the reply's token stream was lost."),
+)
 
 
 @dataclass
@@ -26,7 +34,13 @@ class ChoiceState:
 
 @dataclass
 class Reply:
-    """State of a token stream after the entries applied so far."""
+    """State of a token stream after the entries applied so far.
+
+    Attributes:
+        gap: the first entry that does not join what was before it (:mod:`contracts.continuity`). Text from
+            there on is left out, and a reply that ends as completed has failed: a text with a hole in it
+            is nobody's answer.
+    """
 
     last_id: StreamId = START
     accepted: Accepted | None = None
@@ -35,12 +49,15 @@ class Reply:
     tokens_out: int = 0
     choices: dict[int, ChoiceState] = field(default_factory=dict)
     terminal: Terminal | None = None
+    gap: StreamId | None = None
 
     def apply(self, item: StreamEntry) -> None:
         """Add one entry; entries at or before the last one are ignored (a repeat is harmless)."""
         if item.id <= self.last_id:
             return
         self.last_id = item.id
+        if self.gap is None and not joins(self.tokens_out, item):
+            self.gap = item.id
         match item.entry:
             case Accepted() as accepted:
                 self.accepted = accepted
@@ -50,14 +67,15 @@ class Reply:
                 self.prompt_tokens = count
             case Started():
                 self.attempts = item.id.attempt
-            case Text() as text:
+            case Text() as text if self.gap is None:
                 self.tokens_out = item.id.token
                 choice = self.choices.setdefault(text.index, ChoiceState())
                 choice.text += text.text
                 choice.token_ids.extend(text.token_ids)
                 choice.logprobs.extend(text.logprobs or ())
             case Terminal() as terminal:
-                self.terminal = terminal
+                lost = self.gap is not None and terminal.status is Status.COMPLETED
+                self.terminal = _GAP if lost else terminal
             case _:
                 pass
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Protocol
 
-from .entries import Accepted, Entry, SealAfter, StreamEntry, Terminal
+from .entries import Accepted, Appendable, StreamEntry, Terminal
 from .stream_ids import StreamId
 
 
@@ -34,16 +34,18 @@ class TokenStreams(Protocol):
     """Writing and reading token streams.
 
     Every method raises :class:`contracts.token_stream.StreamsUnavailable` when the store cannot be
-    reached within its deadline.
+    reached within its deadline, and :class:`contracts.token_stream.StreamsFull` when it takes no more.
+    Seals are taken even then.
     """
 
     async def create(self, request_id: str, accepted: Accepted) -> None:
         """Start a stream with its ``0-1`` entry, its owner and its time to live, atomically."""
 
-    async def append(self, writes: Sequence[tuple[str, StreamId, Entry | SealAfter]]) -> list[Appended]:
+    async def append(self, writes: Sequence[tuple[str, StreamId, Appendable]]) -> list[Appended]:
         """Append ``(request id, entry id, entry)`` items in order, in one round trip.
 
-        A seal among them starts its stream's retention time.
+        A seal among them starts its stream's retention time. When it raises, any of them may have been
+        applied, also a later one of a request without an earlier one.
         """
 
     async def seal(self, request_id: str, terminal: Terminal) -> Appended:
@@ -58,3 +60,7 @@ class TokenStreams(Protocol):
 
 class StreamsUnavailable(Exception):
     """The store of token streams cannot be reached; retry later."""
+
+
+class StreamsFull(StreamsUnavailable):
+    """The store of token streams has no memory left for more; reads and seals still work."""

@@ -21,6 +21,7 @@ class WorkerEvent(BaseModel):
         kv_tokens_total / kv_tokens_free: room of its KV cache, tokens; 0 total = unknown.
         accepting: False while it drains or its engine is dead.
         finished: requests that ended here since the last event.
+        handed_over: requests this worker leaves unfinished because it stops; others can take them at once.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -34,3 +35,4 @@ class WorkerEvent(BaseModel):
     kv_tokens_free: int = 0
     accepting: bool = True
     finished: list[str] = Field(default_factory=list)
+    handed_over: list[str] = Field(default_factory=list)

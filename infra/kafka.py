@@ -20,8 +20,11 @@ from contracts.records import DeadLetterRecord
 from contracts.watermark import Watermark
 
 from .settings import KafkaSettings
+from .tasks import end_tasks
 
 log = logging.getLogger(__name__)
+
+_COMMIT_SECONDS = 2.0
 
 #: Kafka record headers, as aiokafka wants them.
 Headers = list[tuple[str, bytes]]
@@ -145,50 +148,74 @@ class Publisher:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a record that was handed out stands, and the mark it counts in."""
+
+    topic: str
+    partition: int
+    offset: int
+    mark: Watermark
+
+    def is_same_record(self, other: Place) -> bool:
+        """Whether ``other`` is this place in the log, maybe seen before or after a rebalance."""
+        return (self.topic, self.partition, self.offset) == (other.topic, other.partition, other.offset)
+
+    def done(self) -> None:
+        """The record has reached its effect. Idempotent; of no effect once its mark was dropped."""
+        self.mark.done(self.offset)
+
+
 @dataclass
 class Tracked(ConsumerRebalanceListener):  # type: ignore[misc]
     """A consumer whose positions are committed by contiguous watermark, never automatically.
 
-    Taken records are marked :meth:`done` in any order, from any task. On a rebalance the marks of lost
-    partitions are dropped; a late ``done`` for one of them is ignored.
+    The places of taken records are ``done`` in any order, from any task. A rebalance drops the marks of all
+    partitions, also of those which stay: they are read again from what was committed, and if the broker has
+    lost its memory meanwhile, the old positions mean other records, or none.
     """
 
     consumer: AIOKafkaConsumer
     commit_interval_seconds: float = 1.0
     marks: dict[Partition, Watermark] = field(default_factory=dict)
     _last_commit: float = 0.0
+    _sending: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def take(self, record: ConsumerRecord) -> Watermark:
-        """Note that a record was handed out; returns the mark it counts in."""
+    def take(self, record: ConsumerRecord) -> Place:
+        """Note that a record was handed out."""
         mark = self.marks.setdefault(Partition(record.topic, record.partition), Watermark())
         mark.take(record.offset)
-        return mark
+        return Place(record.topic, record.partition, record.offset, mark)
+
+    async def begin(self, partition: Partition) -> None:
+        """Note on the broker where an assignment of our own begins: see :meth:`start_over_if_forgotten`.
+
+        Raises:
+            KafkaError: not noted.
+        """
+        position = await self.consumer.position(partition)
+        await self.consumer.commit({partition: position})
+        self.marks.setdefault(partition, Watermark()).committed(position)
 
     async def start_over_if_forgotten(self, partition: Partition) -> bool:
         """Read a partition from its beginning if the broker no longer knows the position we committed.
 
         So it is when a broker has lost its memory. A group's members notice by their heartbeats; a consumer
         with an assignment of its own would wait at a position that the new, shorter log has yet to reach,
-        and miss what comes before it.
+        and miss what comes before it. To be asked before every commit, which would hide the loss.
 
         Raises:
             KafkaError: nothing is known.
         """
-        mark = self.marks.get(partition)
-        if mark is None or mark.last_committed is None:
-            return False
-        if (await self.consumer.committed(partition) or 0) >= mark.last_committed:
+        mark = self.marks[partition]
+        committed = await self.consumer.committed(partition)
+        if committed is not None and committed >= (mark.last_committed or 0):
             return False
         # Records that are still open count in the old mark, and no longer for any position.
         del self.marks[partition]
         await self.consumer.seek_to_beginning(partition)
+        await self.begin(partition)
         return True
-
-    def done(self, topic: str, partition: int, offset: int) -> None:
-        """Note that a record has reached its effect."""
-        mark = self.marks.get(Partition(topic, partition))
-        if mark is not None:
-            mark.done(offset)
 
     async def commit(self, *, now: float | None = None) -> None:
         """Commit what is due; with ``now`` (monotonic seconds) at most once per interval.
@@ -200,26 +227,42 @@ class Tracked(ConsumerRebalanceListener):  # type: ignore[misc]
             if now - self._last_commit < self.commit_interval_seconds:
                 return
             self._last_commit = now
-        due = {p: pos for p, m in self.marks.items() if (pos := m.commit_due()) is not None}
+        due = {p: (m, pos) for p, m in self.marks.items() if (pos := m.commit_due()) is not None}
         if not due:
             return
+        commit = self.consumer.commit({p: position for p, (_, position) in due.items()})
+        self._sending.add(sending := asyncio.create_task(commit))
         try:
-            await self.consumer.commit(due)
-        except (CommitFailedError, IllegalStateError, KafkaError) as error:
+            # asyncio.wait: aiokafka tries some errors again for ever, and a rebalance cancels the commit.
+            await asyncio.wait({sending}, timeout=_COMMIT_SECONDS)
+        finally:
+            self._sending.discard(sending)
+            sending.cancel()
+        if not sending.done() or sending.cancelled():
+            log.warning("commit failed", extra={"error": "no answer, or a rebalance"})
+            return
+        error = sending.exception()
+        if isinstance(error, (CommitFailedError, IllegalStateError, KafkaError)):
             log.warning("commit failed", extra={"error": type(error).__name__})
             return
-        for partition, position in due.items():
-            if partition in self.marks:
-                self.marks[partition].committed(position)
+        if error is not None:
+            raise error
+        for mark, position in due.values():
+            mark.committed(position)
 
-    def on_partitions_revoked(self, revoked: Iterable[Partition]) -> None:
-        """Aiokafka calls this before a rebalance; positions reached so far stay for the commit."""
+    async def on_partitions_revoked(self, revoked: Iterable[Partition]) -> None:
+        """Aiokafka calls this before it joins again.
+
+        A commit under way must not outlive this: the broker takes it from a consumer that is in no group, and
+        if the broker has lost its memory, the position would skip records of the new log. What was reached
+        since the last commit is read again, which the stream ids make harmless.
+        """
+        await end_tasks(list(self._sending))
+        for partition in revoked:
+            self.marks.pop(partition, None)
 
     def on_partitions_assigned(self, assigned: Iterable[Partition]) -> None:
         """Aiokafka calls this after a rebalance with all partitions this consumer now has."""
-        kept = set(assigned)
-        for partition in [p for p in self.marks if p not in kept]:
-            del self.marks[partition]
 
 
 def make_consumer(

@@ -1,13 +1,19 @@
-"""What Redis trouble means to a caller: the store is unavailable, try again later."""
+"""What Redis trouble means to a caller: the store is unavailable or full, try again later."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from redis.exceptions import RedisError
+from redis.exceptions import OutOfMemoryError, RedisError
 
-from contracts.token_stream import StreamsUnavailable
+from contracts.token_stream import StreamsFull, StreamsUnavailable
+
+
+def unavailable(error: Exception) -> StreamsUnavailable:
+    """What a failed Redis call means."""
+    kind = StreamsFull if isinstance(error, OutOfMemoryError) else StreamsUnavailable
+    return kind(str(error) or type(error).__name__)
 
 
 @asynccontextmanager
@@ -20,4 +26,4 @@ async def reachable() -> AsyncIterator[None]:
     try:
         yield
     except (RedisError, OSError, TimeoutError) as error:
-        raise StreamsUnavailable(str(error) or type(error).__name__) from error
+        raise unavailable(error) from error

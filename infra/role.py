@@ -17,13 +17,18 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from .logs import configure_logging
+from .redis_facts import RedisWatch, require_fit
 from .settings import Settings, SettingsError, load
 from .tasks import end_tasks
 from .telemetry import configure_tracing
 
 log = logging.getLogger(__name__)
 
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 EXIT_CONFIGURATION = 78  # EX_CONFIG: restarting does not help
+#: What ``/readyz`` says from the signal to stop on.
+DRAINING = "draining"
 
 
 class Role(Protocol):
@@ -36,10 +41,16 @@ class Role(Protocol):
         """Why the role cannot do its work right now, or None. Must answer within a second."""
 
     async def drain(self) -> None:
-        """Take nothing new and let what runs finish; bounded by the role's own grace time."""
+        """Take nothing new and let what runs finish; bounded by the role's own grace time.
+
+        Cancelled when the process is told to stop a second time: then the grace is over at once.
+        """
 
     async def stop(self) -> None:
-        """Let go of everything. Called once, also after a failed :meth:`start`."""
+        """Hand over or send away what still runs, and let go of everything; takes a few seconds at most.
+
+        Called once, also after a failed :meth:`start`, and without :meth:`drain` when the role has failed.
+        """
 
     async def run(self) -> None:
         """Return or raise only when the role cannot go on; the supervisor then restarts the process."""
@@ -57,7 +68,7 @@ class _Ops:
 
     async def _state(self) -> str | None:
         if self.draining:
-            return "draining"
+            return DRAINING
         if self.role is None:
             return "starting"
         try:
@@ -103,7 +114,10 @@ def role_arguments(description: str) -> argparse.ArgumentParser:
 
 
 def main(name: str, options: argparse.Namespace, make: Callable[[Settings], Role]) -> int:
-    """Run a role until SIGTERM or SIGINT; returns the exit code (0 after a clean drain)."""
+    """Run a role until SIGTERM or SIGINT; returns the exit code (0 after a clean drain).
+
+    The signal takes the readiness away at once and begins the drain; a second one ends the grace time.
+    """
     try:
         settings = load(options.config)
     except SettingsError as error:
@@ -112,38 +126,55 @@ def main(name: str, options: argparse.Namespace, make: Callable[[Settings], Role
     configure_logging(name, settings.log_level)
     # As the policy, so that loops which libraries make in threads (Faust's consumer) are quick too.
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
-    return asyncio.run(_run(name, options, settings, make))
+    try:
+        return asyncio.run(_run(name, options, settings, make))
+    except SettingsError as error:
+        log.error("cannot start: %s", error)
+        print(f"headrace {name}: {error}", file=sys.stderr)
+        return EXIT_CONFIGURATION
 
 
 async def _run(
     name: str, options: argparse.Namespace, settings: Settings, make: Callable[[Settings], Role]
 ) -> int:
     provider = configure_tracing(name)
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for sig in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(sig, stopping.set)
+    stopping, hurrying = asyncio.Event(), asyncio.Event()
     ops = _Ops(name, options.index)
+
+    def told_to_stop() -> None:
+        if stopping.is_set():
+            hurrying.set()
+        ops.draining = True
+        stopping.set()
+
+    loop = asyncio.get_running_loop()
+    for sig in _STOP_SIGNALS:
+        loop.add_signal_handler(sig, told_to_stop)
     await ops.start(options.ops_host, options.ops_port)
     code = 0
     role: Role | None = None
+    watch = asyncio.create_task(RedisWatch(settings.redis).run(), name="redis-watch")
     try:
         role = await _start_with_retries(name, settings, make, stopping)
         if role is not None:
             ops.role = role
             log.info("ready", extra={"index": options.index, "pid": os.getpid()})
             code = await _work(role, stopping)
-            ops.draining = True
             if code == 0:
                 log.info("draining")
-                await role.drain()
+                await _drain(role, hurrying)
     finally:
         ops.draining = True
+        await end_tasks([watch])
         if role is not None:
             await role.stop()
         await ops.stop()
         if provider is not None:
             provider.shutdown()
+        for sig in _STOP_SIGNALS:
+            # A further one must not turn the clean end into a death by signal while the interpreter ends.
+            loop.remove_signal_handler(sig)
+            signal.signal(sig, signal.SIG_IGN)
     log.info("stopped", extra={"code": code})
     return code
 
@@ -155,7 +186,7 @@ async def _start_with_retries(
     wait = 0.2
     while not stopping.is_set():
         role = make(settings)
-        starting = asyncio.ensure_future(role.start())
+        starting = asyncio.ensure_future(_start(role, settings))
         stopped = asyncio.ensure_future(stopping.wait())
         await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
@@ -175,6 +206,23 @@ async def _start_with_retries(
         except TimeoutError:
             wait = min(wait * 2, 3.0)
     return None
+
+
+async def _start(role: Role, settings: Settings) -> None:
+    await require_fit(settings.redis)
+    await role.start()
+
+
+async def _drain(role: Role, hurrying: asyncio.Event) -> None:
+    draining = asyncio.ensure_future(role.drain())
+    hurried = asyncio.ensure_future(hurrying.wait())
+    await asyncio.wait({draining, hurried}, return_when=asyncio.FIRST_COMPLETED)
+    hurried.cancel()
+    if draining.done():
+        draining.result()
+        return
+    log.info("told again to stop: the grace time is over")
+    await end_tasks([draining])
 
 
 async def _work(role: Role, stopping: asyncio.Event) -> int:

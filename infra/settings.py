@@ -45,6 +45,8 @@ class KafkaSettings(_Section):
             record arrives, so long is right there; the embedded broker does not, so ``headrace up``
             sets it low.
         request_timeout_ms: deadline of one request to a broker.
+        stall_seconds: a role whose consumer has stood still so long, away from the end of its log and with
+            room for more, ends and is started anew.
         idempotent: idempotent producer; None asks the broker whether it can.
     """
 
@@ -56,6 +58,7 @@ class KafkaSettings(_Section):
     fetch_max_wait_ms: int = Field(default=500, ge=1)
     request_timeout_ms: int = Field(default=10_000, ge=100)
     session_timeout_ms: int = Field(default=10_000, ge=1_000)
+    stall_seconds: float = Field(default=30.0, gt=0)
     idempotent: bool | None = None
 
     @property
@@ -70,11 +73,14 @@ class RedisSettings(_Section):
     Attributes:
         timeout_seconds: deadline of one command.
         max_connections: bound of the connection pool of one process.
+        allow_eviction: start although this Redis drops keys when its memory is full
+            (``maxmemory-policy`` other than ``noeviction``), and running replies with them.
     """
 
     url: str = "redis://127.0.0.1:6379/0"
     timeout_seconds: float = Field(default=5.0, gt=0)
     max_connections: int = Field(default=64, ge=4)
+    allow_eviction: bool = False
 
 
 class StreamSettings(_Section):

@@ -15,36 +15,46 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import hiredis
 import redis.asyncio as redis
 from pydantic import BaseModel, ConfigDict
 from redis.asyncio.client import Pipeline
-from redis.asyncio.connection import Connection
-from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from contracts.entries import (
     Accepted,
+    Appendable,
     Entry,
     SealAfter,
+    StartAfter,
     StreamEntry,
     Terminal,
     decode_entry,
     encode_entry,
 )
 from contracts.stream_ids import ACCEPTED, SEAL, START, StreamId
-from contracts.token_stream import Appended, StreamsUnavailable
+from contracts.token_stream import Appended
 
 from .open_requests_redis import OPEN_KEY
 from .presence_redis import readers_key
-from .redis_errors import reachable
-from .settings import RedisSettings, StreamSettings
+from .redis_connections import connect
+from .redis_errors import reachable, unavailable
+from .settings import StreamSettings
+
+__all__ = [
+    "Owner",
+    "RedisTokenStreams",
+    "connect",
+    "request_id_of",
+    "stream_entry",
+    "stream_key",
+]
 
 # Redis gives these two refusals no code of their own, so their words are the interface.
 _FENCED = "equal or smaller"
 _SEALED = "exhausted the last possible ID"
-_SEAL_AFTER = Path(__file__).with_name("seal_after.lua").read_text()
+_ANY = "*"
+_APPEND_RUN = Path(__file__).with_name("append_run.lua").read_text()
+_APPEND_AFTER = Path(__file__).with_name("append_after.lua").read_text()
 
 
 def stream_key(request_id: str) -> str:
@@ -67,41 +77,6 @@ class Owner(BaseModel):
     model: str
 
 
-class _Connection(Connection):
-    """Packs commands with hiredis, as redis-py's blocking client does: a ninth of the time in Python."""
-
-    def pack_command(self, *args: Any) -> list[bytes]:
-        words = args[0].encode().split() if isinstance(args[0], str) else (args[0],)
-        try:
-            return [hiredis.pack_command((*words, *args[1:]))]
-        except TypeError:  # a type that only redis-py's encoder knows, or refuses with a better message
-            return list(super().pack_command(*args))
-
-
-def connect(settings: RedisSettings, *, blocking: bool = False) -> redis.Redis:
-    """A client with bounded retries, deadlines and a bounded pool.
-
-    Args:
-        blocking: for a connection that waits in blocking reads: no socket timeout (the command has its
-            own) and no retry.
-    """
-    retry = Retry(ExponentialBackoff(cap=0.5, base=0.05), 0 if blocking else 3)
-    # Unix sockets and TLS have connection classes of their own, chosen by the URL.
-    tcp: dict[str, Any] = (
-        {"connection_class": _Connection} if settings.url.startswith("redis://") else {}
-    )
-    return redis.Redis.from_url(
-        settings.url,
-        **tcp,
-        socket_timeout=None if blocking else settings.timeout_seconds,
-        socket_connect_timeout=settings.timeout_seconds,
-        max_connections=settings.max_connections,
-        retry=retry,
-        health_check_interval=0,
-        protocol=2,
-    )
-
-
 def _appended(result: Any) -> Appended:
     """Meaning of XADD's reply (``NOMKSTREAM`` is always set)."""
     if result is None:
@@ -113,7 +88,7 @@ def _appended(result: Any) -> Appended:
         if _FENCED in words:
             return Appended.FENCED
     if isinstance(result, RedisError):
-        raise StreamsUnavailable(str(result)) from result
+        raise unavailable(result) from result
     return Appended.OK
 
 
@@ -151,12 +126,15 @@ class RedisTokenStreams:
         for result in (*queued, *(done if isinstance(done, list) else [done])):
             _appended(result)
 
-    async def append(self, writes: Sequence[tuple[str, StreamId, Entry | SealAfter]]) -> list[Appended]:
+    async def append(self, writes: Sequence[tuple[str, StreamId, Appendable]]) -> list[Appended]:
         """See :class:`contracts.token_stream.TokenStreams`."""
-        async with reachable(), self._redis.pipeline(transaction=False) as pipe:
-            for request_id, entry_id, entry in writes:
-                _xadd(pipe, request_id, entry_id, entry)
-            results = [_appended(r) for r in await pipe.execute(raise_on_error=False)]
+        if len({write[0] for write in writes}) == len(writes):
+            async with reachable(), self._redis.pipeline(transaction=False) as pipe:
+                for request_id, entry_id, entry in writes:
+                    _xadd(pipe, request_id, entry_id, entry)
+                results = [_appended(r) for r in await pipe.execute(raise_on_error=False)]
+        else:
+            results = await self._append_runs(writes)
         ended = [
             rid
             for (rid, entry_id, _), r in zip(writes, results, strict=True)
@@ -165,6 +143,23 @@ class RedisTokenStreams:
         if ended:
             await self._retain(ended)
         return results
+
+    async def _append_runs(self, writes: Sequence[tuple[str, StreamId, Appendable]]) -> list[Appended]:
+        """:meth:`append` where streams get more than one entry: these are taken or refused together."""
+        runs = _runs(writes)
+        async with reachable(), self._redis.pipeline(transaction=False) as pipe:
+            for run in runs:
+                if len(run) == 1:
+                    _xadd(pipe, *writes[run[0]])
+                else:
+                    _xadd_run(pipe, [writes[at] for at in run])
+            answers = await pipe.execute(raise_on_error=False)
+        results: dict[int, Appended] = {}
+        for run, answer in zip(runs, answers, strict=True):
+            # One error for a whole run that Redis did not even try, else an answer for each entry.
+            each = answer if len(run) > 1 and isinstance(answer, list) else [answer] * len(run)
+            results |= zip(run, map(_appended, each), strict=True)
+        return [results[at] for at in range(len(writes))]
 
     async def start_attempt(self, request_id: str, attempt: StreamId, entry: Entry) -> Appended:
         """Append ``<a>-0`` and take the lease in the same round trip.
@@ -246,10 +241,30 @@ class RedisTokenStreams:
         return None if raw is None else Owner.model_validate_json(raw)
 
     async def renew_leases(self, request_ids: Sequence[str], worker_id: str) -> None:
-        """Keep the leases of requests whose tokens come, and their streams alive."""
+        """Keep the leases of requests whose tokens come, and their streams alive.
+
+        Where Redis has no memory left for a command that writes, leases that are still there are prolonged:
+        otherwise every worker would be taken for dead at once.
+        """
         async with reachable(), self._redis.pipeline(transaction=False) as pipe:
             for rid in request_ids:
                 self._renew(pipe, rid, worker_id)
+            try:
+                await pipe.execute()
+            except OutOfMemoryError:
+                for rid in request_ids:
+                    pipe.pexpire(_lease_key(rid), self._settings.lease_ms)
+                await pipe.execute()
+
+    async def give_up_leases(self, request_ids: Sequence[str], worker_id: str) -> None:
+        """End this worker's leases, so that nobody waits for them to run out; others' are left alone."""
+        if not request_ids:
+            return
+        holders = await self.lease_holders(request_ids)
+        ours = [rid for rid, holder in zip(request_ids, holders, strict=True) if holder == worker_id]
+        async with reachable(), self._redis.pipeline(transaction=False) as pipe:
+            for rid in ours:
+                pipe.delete(_lease_key(rid))
             await pipe.execute()
 
     async def lease_holders(self, request_ids: Sequence[str]) -> list[str | None]:
@@ -287,18 +302,47 @@ def _lease_key(request_id: str) -> str:
     return f"hr:{{{request_id}}}:lease"
 
 
-def _xadd(pipe: Pipeline, request_id: str, entry_id: StreamId, entry: Entry | SealAfter) -> None:
+def _runs(writes: Sequence[tuple[str, StreamId, Appendable]]) -> list[list[int]]:
+    """Which writes must be taken or refused together: those of one stream without a condition, by index."""
+    runs: list[list[int]] = []
+    open_runs: dict[str, list[int]] = {}
+    for at, (request_id, entry_id, entry) in enumerate(writes):
+        if entry_id == SEAL or isinstance(entry, StartAfter):
+            runs.append([at])
+            open_runs.pop(request_id, None)
+        elif (run := open_runs.get(request_id)) is not None:
+            run.append(at)
+        else:
+            open_runs[request_id] = run = [at]
+            runs.append(run)
+    return runs
+
+
+def _xadd_run(pipe: Pipeline, writes: Sequence[tuple[str, StreamId, Appendable]]) -> None:
+    parts: list[str | bytes | int] = []
+    for _, entry_id, entry in writes:
+        assert not isinstance(entry, SealAfter | StartAfter)
+        fields = encode_entry(entry)
+        parts += (str(entry_id), 2 * len(fields))
+        for name, value in fields.items():
+            parts += (name, value)
+    pipe.execute_command("EVAL", _APPEND_RUN, 1, stream_key(writes[0][0]), *parts)
+
+
+def _xadd(pipe: Pipeline, request_id: str, entry_id: StreamId, entry: Appendable) -> None:
     # The raw command: redis-py's xadd() costs twice as much, and this runs once a token.
     parts: list[str | bytes] = []
     after = None
     if isinstance(entry, SealAfter):
-        after = entry.after
-        entry = entry.terminal
+        after, entry = entry.after, entry.terminal
+    elif isinstance(entry, StartAfter):
+        after, entry = entry.after, entry.started
     for name, value in encode_entry(entry).items():
         parts += (name, value)
     key = stream_key(request_id)
-    if after is None:
-        pipe.execute_command("XADD", key, "NOMKSTREAM", str(entry_id), *parts)
-    else:
+    if after is not None or entry_id == SEAL:
         # EVAL, not EVALSHA: once a reply, and no script cache that a restart empties (H5).
-        pipe.execute_command("EVAL", _SEAL_AFTER, 1, key, str(after), str(entry_id), *parts)
+        expected = _ANY if after is None else str(after)
+        pipe.execute_command("EVAL", _APPEND_AFTER, 1, key, expected, str(entry_id), *parts)
+    else:
+        pipe.execute_command("XADD", key, "NOMKSTREAM", str(entry_id), *parts)

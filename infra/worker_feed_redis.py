@@ -51,8 +51,11 @@ class WorkerFeed:
         holder = await self._redis.get(key)
         if holder is not None and holder.decode() != worker_id:
             return False
-        await self._redis.set(key, worker_id, px=ttl_ms)
-        return True
+        # Not SET: a Redis whose memory is full refuses that, and a slot that runs out may be taken.
+        if holder is not None and await self._redis.pexpire(key, ttl_ms):
+            return True
+        found = await self._redis.set(key, worker_id, nx=True, get=True, px=ttl_ms)
+        return found is None or found.decode() == worker_id
 
     async def release_slot(self, worker_id: str, slot: int) -> None:
         """Give a claim back."""

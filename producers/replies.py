@@ -65,10 +65,14 @@ class Watch:
 
 
 class Replies:
-    """All replies of one gateway process."""
+    """All replies of one gateway process.
+
+    Attributes:
+        closing: no new ones are begun.
+    """
 
     def __init__(self) -> None:
-        self.draining = False
+        self.closing = False
         self._open: set[Watch] = set()
         self._accepting = 0
         self._empty = asyncio.Event()

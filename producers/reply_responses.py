@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 _SSE_HEADERS: Final = [(name.lower().encode(), value.encode()) for name, value in SSE_HEADERS.items()]
 _POLL_SECONDS: Final = 10.0
+_PATH: Final = "/v1/chat/completions/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +74,7 @@ class ReplyResponse(Response):
             log.info("client left", extra={"request_id": self._facts.request_id})
             self._span.end("client_closed")
         except GatewayLeaving:
-            message = (
-                "The server is restarting; the reply goes on. Read it with "
-                f"GET /v1/chat/completions/{self._facts.request_id}."
-            )
-            await self._fail(error_body(ErrorCode.UNAVAILABLE, message), scope, receive, send)
+            await self._send_elsewhere(scope, receive, send)
             self._span.end("gateway_leaving")
         except (ApiError, StreamsUnavailable) as error:
             refusal = error if isinstance(error, ApiError) else unavailable()
@@ -94,6 +91,25 @@ class ReplyResponse(Response):
             return
         retry_after = 1 if body.status == 503 else None
         await error_response(body, retry_after_seconds=retry_after)(scope, receive, send)
+
+    async def _send_elsewhere(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Tell the client where to read the reply, which goes on: by a redirect where that is still possible.
+
+        The redirect is relative, so it holds behind a proxy too; clients that follow it wait there.
+        """
+        where = self._where()
+        message = f"The server is restarting; the reply goes on. Read it with GET {_PATH}{where}."
+        body = error_body(ErrorCode.UNAVAILABLE, message)
+        if self._started:
+            await self._fail_started(body, send)
+            return
+        response = JsonResponse({"error": body.model_dump()}, status_code=303)
+        response.headers["location"] = where if scope["method"] == "GET" else f"completions/{where}"
+        await response(scope, receive, send)
+
+    def _where(self) -> str:
+        """What follows the endpoint's path to read the rest of this reply."""
+        return self._facts.request_id
 
     @abstractmethod
     async def _answer(self, reader: ReplyReader, scope: Scope, receive: Receive, send: Send) -> None:
@@ -114,9 +130,18 @@ class EventStreamReply(ReplyResponse):
         span: ChatSpan,
         encoder: ChatChunkEncoder,
         after: StreamId = START,
+        *,
+        include_usage: bool = False,
     ) -> None:
         super().__init__(services, facts, span, after)
         self._encoder = encoder
+        self._include_usage = include_usage
+
+    def _where(self) -> str:
+        offset = self._encoder.offset
+        after = f"&after={offset}" if offset > START else ""
+        usage = "&include_usage=true" if self._include_usage else ""
+        return f"{self._facts.request_id}?stream=true{usage}{after}"
 
     async def _answer(self, reader: ReplyReader, scope: Scope, receive: Receive, send: Send) -> None:
         first = await self._first(reader)

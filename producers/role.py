@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import socket
 from typing import Final
 
 from contracts.token_stream import StreamsUnavailable
 from infra.kafka import Publisher, PublishError
+from infra.listeners import bind_listener
 from infra.pipeline_health import pipeline_not_ready
 from infra.presence_redis import ReaderPresence
+from infra.role import DRAINING
 from infra.settings import Settings
 from infra.stream_redis import RedisTokenStreams, connect
 from streaming_edge.hub import Hub
 
 from .gateway_fastapi import make_app
-from .http_server import HttpServer, listen
+from .http_server import HttpServer, drop_clients_that_take_nothing
 from .replies import Replies
 from .wiring import WiredIntake, make_door, make_intake
 
@@ -27,8 +31,23 @@ _FAREWELL_SECONDS: Final = 1.0
 class GatewayRole:
     """Implements :class:`infra.role.Role`."""
 
-    def __init__(self, settings: Settings, host: str | None = None, port: int | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        host: str | None = None,
+        port: int | None = None,
+        listener: socket.socket | None = None,
+    ) -> None:
+        """A gateway.
+
+        Args:
+            host / port: where to serve, instead of the configured address.
+            listener: the inherited socket to serve on instead; stays open until the drain, so that a start
+                that fails can be tried again.
+        """
         self._settings = settings
+        self._inherited = listener
+        self._draining = False
         self._host = host if host is not None else settings.http.host
         self._port = port if port is not None else settings.http.port
         self._client = connect(settings.redis)
@@ -62,15 +81,17 @@ class GatewayRole:
             replies=self._replies,
             not_ready=self._cannot_answer,
         )
-        timeout = self._settings.edge.send_timeout_seconds
-        self._server = HttpServer(app, listen(self._host, self._port, timeout))
-        self._server.start()
+        inherited = self._inherited
+        listener = bind_listener(self._host, self._port) if inherited is None else inherited.dup()
+        drop_clients_that_take_nothing(listener, self._settings.edge.send_timeout_seconds)
+        self._server = HttpServer(app, listener)
+        await self._server.start()
         log.info("serving HTTP", extra={"host": self._host, "port": self._server.port})
 
     async def not_ready(self) -> str | None:
         """See :class:`infra.role.Role`."""
-        if self._replies.draining:
-            return "draining"
+        if self._draining:
+            return DRAINING
         try:
             await self._streams.ping()
         except StreamsUnavailable:
@@ -86,16 +107,23 @@ class GatewayRole:
         return await self.not_ready() or await pipeline_not_ready(self._client, self._settings)
 
     async def drain(self) -> None:
-        """New requests are refused, replies get the grace time, then they are sent elsewhere."""
-        self._replies.draining = True
-        if not await self._replies.wait_empty(self._settings.drain_seconds):
-            self._hub.sending_away = True
-            self._replies.end_all()
-            await self._replies.wait_empty(_FAREWELL_SECONDS)
+        """No more connections are accepted; those that are there get the grace time to end."""
+        self._draining = True
+        if self._inherited is not None:
+            self._inherited.close()
+        if self._server is not None:
+            try:
+                async with asyncio.timeout(self._settings.drain_seconds):
+                    await self._server.leave()
+            except TimeoutError:
+                log.info("grace time over", extra={"replies": self._replies.count})
 
     async def stop(self) -> None:
-        """See :class:`infra.role.Role`."""
-        self._replies.draining = True
+        """See :class:`infra.role.Role`. Replies that still run are sent elsewhere."""
+        self._draining = self._replies.closing = True
+        self._hub.sending_away = True
+        self._replies.end_all()
+        await self._replies.wait_empty(_FAREWELL_SECONDS)
         if self._server is not None:
             await self._server.stop()
         if self._intake is not None:

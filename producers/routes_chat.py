@@ -53,7 +53,7 @@ def make_chat_router(
         body = await read_json(request, settings.http.max_body_bytes)
         chat = parse_chat_request(body, settings, principal)
         once = once_of(request.headers.get("idempotency-key"), body)
-        if services.replies.draining:
+        if services.replies.closing:
             raise _leaving()
         span = ChatSpan("chat", chat.model, request.headers.get("traceparent"), stream=chat.stream)
         try:
@@ -79,7 +79,7 @@ def make_chat_router(
         if not chat.stream:
             return WholeReply(services, facts, span)
         encoder = ChatChunkEncoder(request_id, chat.model, facts.created_ms // 1000, chat.include_usage)
-        return EventStreamReply(services, facts, span, encoder)
+        return EventStreamReply(services, facts, span, encoder, include_usage=chat.include_usage)
 
     @router.get("/{request_id}")
     async def read(request: Request, request_id: str) -> Response:
@@ -103,7 +103,7 @@ def make_chat_router(
         encoder = ChatChunkEncoder(
             request_id, facts.model, facts.created_ms // 1000, include_usage, after, begun
         )
-        return EventStreamReply(services, facts, span, encoder, after)
+        return EventStreamReply(services, facts, span, encoder, after, include_usage=include_usage)
 
     @router.post("/{request_id}/cancel")
     async def cancel(request: Request, request_id: str) -> Response:

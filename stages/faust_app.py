@@ -6,7 +6,7 @@ import asyncio
 import logging
 import tempfile
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -14,6 +14,7 @@ import aiokafka
 import faust
 from faust.transport.drivers import aiokafka as driver
 
+from infra.kafka_watch import until_stalled
 from infra.settings import KafkaSettings
 from infra.tasks import end_tasks
 
@@ -87,6 +88,7 @@ class StageApp(faust.App):
             handler: raises nothing but ``CancelledError``; anything else ends the app.
         """
         self.fetch_max_wait_ms = fetch_max_wait_ms or settings.fetch_max_wait_ms
+        self._stall_seconds = settings.stall_seconds
         self._scratch = tempfile.TemporaryDirectory(prefix="headrace-faust-")
         super().__init__(
             app_id,
@@ -124,15 +126,24 @@ class StageApp(faust.App):
         return len(self.consumer.assignment()) if self.started else 0
 
     async def until_broken(self) -> None:
-        """Return when the app has crashed or stopped, or its handler has raised."""
+        """Return when the app has crashed or stopped, its handler has raised, or it takes no records."""
         waits: list[asyncio.Task[Any]] = [
             asyncio.ensure_future(self.wait_until_stopped()),
             asyncio.ensure_future(self.window.failed.wait()),
+            asyncio.ensure_future(until_stalled(self._positions, self._ends, self._stall_seconds)),
         ]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await end_tasks(waits)
+
+    async def _positions(self) -> dict[aiokafka.TopicPartition, int | None]:
+        if self.window.is_full:
+            return {}
+        return {tp: await self.consumer.position(tp) for tp in self.consumer.assignment()}
+
+    async def _ends(self, partitions: Iterable[aiokafka.TopicPartition]) -> Mapping[Any, int]:
+        return await self.consumer.highwaters(*partitions)
 
     async def close(self, grace_seconds: float) -> None:
         """Let what is in hand finish, acknowledge it, and leave the group."""
@@ -165,6 +176,11 @@ class OrderedWindow:
     def in_hand(self) -> int:
         """Records taken and not acknowledged."""
         return sum(map(len, self._open.values()))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next record would have to wait."""
+        return self._room.locked()
 
     async def add(self, record: Incoming, acknowledge: Callable[[], object]) -> None:
         """Start handling a record; waits while the window is full."""

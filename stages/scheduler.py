@@ -24,7 +24,7 @@ from contracts.tiers import Status
 from contracts.token_stream import Appended, StreamsUnavailable
 from contracts.topics import Topics
 from contracts.worker_events import WorkerEvent
-from infra.kafka import Publisher, PublishError
+from infra.kafka import Place, Publisher, PublishError
 from infra.presence_redis import ReaderPresence
 from infra.stream_redis import RedisTokenStreams
 from infra.tasks import end_tasks
@@ -71,8 +71,6 @@ _BAD_RECORD = Terminal(
 #: Younger than this since moderation, a request has not waited, so hardly anybody can have cancelled it.
 STRAIGHT_MS = 100
 
-Position = tuple[str, int, int]
-
 
 class SteadyClock:
     """Unix milliseconds that never step: the wall clock at start, and monotonic time since."""
@@ -90,18 +88,23 @@ class _Held:
     """A request between its queue record and its seal.
 
     Attributes:
-        positions: its queue records (a redelivered moderation queues it twice).
+        places: its queue records (a redelivered moderation queues it twice).
         checked: whether its stream has been looked at, or we have dispatched it ourselves.
         ending: whether it is being ended.
         span: open while it waits.
     """
 
     record: QueuedRecord
-    positions: list[Position]
+    places: list[Place]
     traceparent: str | None
     span: Span | None
     checked: bool = False
     ending: bool = False
+
+    def stands_at(self, place: Place) -> None:
+        """Note another record of this request, or the same one again after a rebalance."""
+        self.places[:] = [p for p in self.places if not p.is_same_record(place)]
+        self.places.append(place)
 
     def close_span(self, error: str | None = None) -> None:
         if self.span is not None:
@@ -113,7 +116,7 @@ class _Held:
 class Scheduler:
     """Takes queue records to the seals of their requests.
 
-    A record's position is reported ``done`` once its stream is sealed and, unless the worker that sealed
+    A record's place is ``done`` once its stream is sealed and, unless the worker that sealed
     it publishes the outcome, the outcome is on Kafka. Everything in between survives a restart: the
     records are read again, and their streams and leases tell how far they have come.
     """
@@ -123,7 +126,6 @@ class Scheduler:
     streams: RedisTokenStreams
     publisher: Publisher
     presence: ReaderPresence
-    done: Callable[[str, int, int], None]
     clock: SteadyClock = field(default_factory=SteadyClock)
     _held: dict[str, _Held] = field(default_factory=dict)
     _leaving: WaitingReaders = field(default_factory=WaitingReaders)
@@ -135,7 +137,7 @@ class Scheduler:
     def __post_init__(self) -> None:
         self._endings = Endings(self.streams, self.publisher, self.topics.outcomes)
 
-    async def admit(self, records: Sequence[ConsumerRecord], *, old: bool) -> None:
+    async def admit(self, records: Sequence[tuple[ConsumerRecord, Place]], *, old: bool) -> None:
         """Take queue records in.
 
         Args:
@@ -143,19 +145,18 @@ class Scheduler:
                 their streams are looked at first; waits for Redis if it must.
         """
         new: list[str] = []
-        for record in records:
-            position = (record.topic, record.partition, record.offset)
+        for record, place in records:
             try:
                 request = decode(QueuedRecord, record.value)
             except RecordError as error:
-                self._spawn(self._bury(record, error))
+                self._spawn(self._bury(record, place, error))
                 continue
             held = self._held.get(request.request_id)
             if held is None:
-                self._held[request.request_id] = self._hold(request, position, record.headers)
+                self._held[request.request_id] = self._hold(request, place, record.headers)
                 new.append(request.request_id)
-            elif position not in held.positions:
-                held.positions.append(position)
+            else:
+                held.stands_at(place)
         if old:
             await self._resume(new)
         else:
@@ -164,7 +165,7 @@ class Scheduler:
                 self.policy.queued(_job(self._held[request_id].record), now_ms)
         self.react()
 
-    def _hold(self, request: QueuedRecord, position: Position, headers: Any) -> _Held:
+    def _hold(self, request: QueuedRecord, place: Place, headers: Any) -> _Held:
         HOP.labels("queue").observe(max(0, self.clock.now_ms() - request.moderated_ms) / 1000)
         traceparent = traceparent_from(headers)
         span = start_span(
@@ -178,7 +179,7 @@ class Scheduler:
                 "gen_ai.request.model": request.model,
             },
         )
-        return _Held(request, [position], traceparent_of(span) or traceparent, span)
+        return _Held(request, [place], traceparent_of(span) or traceparent, span)
 
     async def _resume(self, request_ids: list[str]) -> None:
         """Queue requests that an earlier scheduler may have dispatched, as far as they have come."""
@@ -210,18 +211,23 @@ class Scheduler:
         return list(zip(last_ids, holders, strict=True))
 
     def heard(self, pool: str, event: WorkerEvent) -> None:
-        """A worker's event: its capacity, and requests that it has sealed and whose outcome it publishes."""
-        self.policy.worker_seen(pool, event, self.clock.now_ms())
+        """A worker's event: its capacity, requests that it has sealed and whose outcome it publishes, and
+        requests that it hands over, which wait for another worker from now on.
+        """
+        now_ms = self.clock.now_ms()
+        self.policy.worker_seen(pool, event, now_ms)
         for request_id in event.finished:
             held = self._held.get(request_id)
             if held is not None and not held.ending:
                 self._forget(request_id)
+        for request_id in event.handed_over:
+            self.policy.orphaned(request_id, 0, now_ms)
 
     def lose(self, kept: Callable[[str, int], bool]) -> None:
         """Partitions went to another scheduler: forget the requests that came from them."""
         for request_id, held in list(self._held.items()):
-            held.positions[:] = [p for p in held.positions if kept(p[0], p[1])]
-            if not held.positions:
+            held.places[:] = [p for p in held.places if kept(p.topic, p.partition)]
+            if not held.places:
                 self._forget(request_id)
 
     def react(self) -> None:
@@ -439,10 +445,10 @@ class Scheduler:
         held.close_span()
         self._leaving.forget(request_id)
         self.policy.ended(request_id)
-        for position in held.positions:
-            self.done(*position)
+        for place in held.places:
+            place.done()
 
-    async def _bury(self, record: ConsumerRecord, error: RecordError) -> None:
+    async def _bury(self, record: ConsumerRecord, place: Place, error: RecordError) -> None:
         DEAD_LETTERS.labels(STAGE, error.reason).inc()
         request_id = error.request_id
         await until_done(
@@ -451,7 +457,7 @@ class Scheduler:
         )
         if request_id is not None:
             await until_done(lambda: self.streams.seal(request_id, _BAD_RECORD), "seal")
-        self.done(record.topic, record.partition, record.offset)
+        place.done()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

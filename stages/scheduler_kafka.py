@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,8 @@ from redis.exceptions import RedisError
 
 from contracts.tiers import QueueClass
 from contracts.token_stream import StreamsUnavailable
-from infra.kafka import Publisher, Tracked, make_consumer
+from infra.kafka import Place, Publisher, Tracked, make_consumer
+from infra.kafka_watch import until_stalled
 from infra.open_requests_redis import OpenRequests
 from infra.pipeline_health import DEPTH_KEY
 from infra.presence_redis import ReaderPresence
@@ -86,7 +87,6 @@ class SchedulerRole:
             streams=self._streams,
             publisher=self._publisher,
             presence=ReaderPresence(self._redis),
-            done=tracked.done,
         )
         reaper = Reaper(
             OpenRequests(self._redis, self._topics.prefix),
@@ -107,6 +107,7 @@ class SchedulerRole:
                 scheduler.deliver(),
                 self._watching(scheduler),
                 self._reporting(self._intake),
+                self._intake.until_stalled(),
                 reaper.run(),
                 *(self._listen(scheduler, pool) for pool in self._settings.pools),
             )
@@ -213,6 +214,7 @@ class QueueIntake:
         tracked: Tracked,
         scheduler: Scheduler,
     ) -> None:
+        self._stall_seconds = settings.kafka.stall_seconds
         self._window = settings.scheduler.window_per_class
         self._classes = settings.kafka.topics.queues
         self._consumer = consumer
@@ -241,20 +243,33 @@ class QueueIntake:
                 await self._admit(batch)
 
     async def _admit(self, batch: dict[Partition, list[ConsumerRecord]]) -> None:
-        old: list[ConsumerRecord] = []
-        new: list[ConsumerRecord] = []
+        old: list[tuple[ConsumerRecord, Place]] = []
+        new: list[tuple[ConsumerRecord, Place]] = []
         for partition, records in batch.items():
             if partition not in self.tracked.marks:
                 # The first records since we were given this partition: what was in it by then may have
                 # been dispatched by its former owner.
                 self._old_below[partition] = self._consumer.highwater(partition) or 0
             for record in records:
-                self.tracked.take(record)
-                (old if record.offset < self._old_below[partition] else new).append(record)
+                is_old = record.offset < self._old_below[partition]
+                (old if is_old else new).append((record, self.tracked.take(record)))
         if new:
             await self.scheduler.admit(new, old=False)
         if old:
             await self.scheduler.admit(old, old=True)
+
+    async def until_stalled(self) -> None:
+        """Return when a partition that has room is no longer followed."""
+        await until_stalled(self._open_positions, self._ends, self._stall_seconds)
+
+    async def _open_positions(self) -> dict[Partition, int | None]:
+        room = self._room()
+        open_ones = [p for p in self._consumer.assignment() if room[self._classes[p.topic]] > 0]
+        return {p: await self._consumer.position(p) for p in open_ones}
+
+    async def _ends(self, partitions: Iterable[Partition]) -> Mapping[Partition, int]:
+        ends: Mapping[Partition, int] = await self._consumer.end_offsets(list(partitions))
+        return ends
 
     def _room(self) -> dict[QueueClass, int]:
         waiting = self.scheduler.policy.waiting()

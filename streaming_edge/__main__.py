@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 
 from infra import role
+from infra.listeners import add_listen_option, inherited_listener
 from infra.settings import Settings
 from producers.wiring import make_door, make_intake
 
@@ -13,10 +15,13 @@ from .role import EdgeRole
 
 def main(argv: list[str] | None = None) -> int:
     """Run the edge until it is told to stop; returns the exit code."""
-    options = role.role_arguments("Headrace websocket edge").parse_args(argv)
+    parser = role.role_arguments("Headrace websocket edge")
+    add_listen_option(parser)
+    options = parser.parse_args(argv)
+    inherited = functools.cache(lambda: inherited_listener(options.listen_fd))
 
     def make(settings: Settings) -> role.Role:
-        return EdgeRole(settings, make_door, make_intake)
+        return EdgeRole(settings, make_door, make_intake, inherited())
 
     return role.main("edge", options, make)
 

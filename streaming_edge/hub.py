@@ -17,8 +17,9 @@ from contextlib import asynccontextmanager
 import redis.asyncio as redis
 from redis.exceptions import RedisError
 
+from contracts.continuity import joins, tokens_after, tokens_at
 from contracts.entries import StreamEntry, decode_entry
-from contracts.stream_ids import StreamId
+from contracts.stream_ids import MAX_PART, StreamId
 from contracts.token_stream import StreamsUnavailable
 from infra.presence_redis import ReaderPresence
 from infra.stream_redis import RedisTokenStreams, stream_key
@@ -36,6 +37,9 @@ log = logging.getLogger(__name__)
 _BLOCK_MS = 2_000
 _CHECK_SECONDS = 2.0
 _CHECK_BATCH = 256
+#: How long a stream may be shorter than what was read of it: a worker that lives writes again what its store
+#: has lost, as soon as it is back.
+_REPAIR_SECONDS = 4.0
 _RETRY_SECONDS = 0.25
 _BACKOFF_SECONDS = (0.05, 1.0)
 #: Entries decoded before other tasks get a turn.
@@ -49,7 +53,17 @@ _PAUSE_SECONDS = 0.002
 class _Feed:
     """One stream as the reading loop sees it."""
 
-    __slots__ = ("checked", "key", "lost", "position", "position_text", "readers", "request_id")
+    __slots__ = (
+        "checked",
+        "key",
+        "lost",
+        "overtaken",
+        "position",
+        "position_text",
+        "readers",
+        "request_id",
+        "short_since",
+    )
 
     def __init__(self, request_id: str, key: bytes, position: StreamId) -> None:
         self.request_id = request_id
@@ -57,6 +71,8 @@ class _Feed:
         self.position = position
         self.position_text = str(position).encode()
         self.checked = position
+        self.overtaken: StreamId | None = None
+        self.short_since: float | None = None
         self.lost = False
         self.readers: list[Subscription] = []
 
@@ -68,9 +84,11 @@ class _Feed:
 class Subscription:
     """One reader's cursor in one stream. Used by one task at a time."""
 
-    def __init__(self, hub: Hub, feed: _Feed, state: ReaderState) -> None:
+    def __init__(self, hub: Hub, feed: _Feed, state: ReaderState, tokens_out: int | None) -> None:
         self._hub = hub
         self._feed = feed
+        self._tokens_out = tokens_out
+        self._broken = False
         self._waiter: asyncio.Future[None] | None = None
         self.state = state
         self.ended = False
@@ -87,17 +105,20 @@ class Subscription:
         losing entries.
 
         Raises:
-            StreamLost: the stream is gone before its terminal entry was read.
+            StreamLost: the stream is gone before its terminal entry was read, or what it holds after the
+                cursor does not join what was read before.
             StreamsUnavailable: the hub has stopped; the reader may go on elsewhere from its offset.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_seconds
         while not self.ended:
+            if self._broken:
+                raise StreamLost(self._feed.request_id)
             entries = await self._page() if self.state.behind else self.state.take()
-            if entries:
+            if entries and (entries := self._joined(entries)):
                 self.ended = entries[-1].id.is_seal
                 return entries
-            if self._feed.lost:
+            if self._feed.lost or self._broken:
                 raise StreamLost(self._feed.request_id)
             if self._hub.stopped:
                 raise StreamsUnavailable("the hub has stopped")
@@ -109,6 +130,19 @@ class Subscription:
                 loop, min(deadline, now + _RETRY_SECONDS) if self.state.behind else deadline
             )
         return []
+
+    def _joined(self, entries: list[StreamEntry]) -> list[StreamEntry]:
+        """The entries up to the first that does not join: then a part of the reply was lost or rewritten."""
+        for at, item in enumerate(entries):
+            if not joins(self._tokens_out, item):
+                log.error(
+                    "a stream does not join what was read of it",
+                    extra={"request_id": self._feed.request_id, "entry": str(item.id)},
+                )
+                self._broken = True
+                return entries[:at]
+            self._tokens_out = tokens_after(self._tokens_out, item)
+        return entries
 
     async def _page(self) -> list[StreamEntry]:
         try:
@@ -207,6 +241,9 @@ class Hub:
         more, so that a reading always ends with it.
         """
         cursor = BEFORE_SEAL if after.is_seal else after
+        tokens_out = tokens_at(cursor)
+        if tokens_out is None and cursor.is_attempt_start:
+            tokens_out = await self._tokens_at_start(request_id, cursor)
         key = stream_key(request_id).encode()
         feed = self._feeds.get(key)
         if feed is None:
@@ -215,7 +252,8 @@ class Hub:
             self._changes += 1
             self._changed.set()
             self._voucher.came(request_id)
-        subscription = Subscription(self, feed, ReaderState(self._buffer_entries, cursor, feed.position))
+        state = ReaderState(self._buffer_entries, cursor, feed.position)
+        subscription = Subscription(self, feed, state, tokens_out)
         feed.readers.append(subscription)
         READERS.inc()
         try:
@@ -229,6 +267,13 @@ class Hub:
                     self._voucher.gone(request_id)
                 else:
                     self._voucher.left(request_id)
+
+    async def _tokens_at_start(self, request_id: str, start: StreamId) -> int | None:
+        try:
+            page = await self.streams.read(request_id, StreamId(start.attempt - 1, MAX_PART), 1)
+        except StreamsUnavailable:
+            return None
+        return tokens_after(None, page[0]) if page and page[0].id == start else None
 
     async def _read_loop(self) -> None:
         backoff, longest = _BACKOFF_SECONDS
@@ -313,10 +358,22 @@ class Hub:
             last_ids = await self.streams.last_ids([feed.request_id for feed in feeds])
         except StreamsUnavailable:
             return
+        now = asyncio.get_running_loop().time()
+        outdated = False
         for feed, position, last in zip(feeds, positions, last_ids, strict=True):
-            if (last is None or last < position) and self._unsealed.get(feed.key) is feed:
+            if self._unsealed.get(feed.key) is not feed:
+                continue
+            if last is None or (last < position and now - _since(feed, now) >= _REPAIR_SECONDS):
                 log.warning("a stream vanished", extra={"request_id": feed.request_id})
                 self._lose(feed)
+            elif last >= position:
+                feed.short_since = None
+            # Twice in a row there is more than the reading loop has been given: it reads another server.
+            outdated = outdated or (last is not None and last > position and feed.overtaken == position)
+            feed.overtaken = position if last is not None and last > position else None
+        if outdated and self._connected:
+            log.warning("reading from an outdated server, connecting again")
+            await self._tail.disconnect()
 
     def _lose(self, feed: _Feed) -> None:
         feed.lost = True
@@ -325,6 +382,13 @@ class Hub:
         del self._feeds[feed.key]
         self._voucher.gone(feed.request_id)
         feed.wake_all()
+
+
+def _since(feed: _Feed, now: float) -> float:
+    """Since when its stream has been shorter than what was read of it."""
+    if feed.short_since is None:
+        feed.short_since = now
+    return feed.short_since
 
 
 def _push(readers: Sequence[Subscription], entries: list[StreamEntry]) -> None:

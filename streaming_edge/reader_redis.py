@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import redis.asyncio as redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 #: ``(key, [(entry id, [name, value, ...]), ...])`` for each stream with news, as Redis sends it.
@@ -79,6 +80,8 @@ class StreamTail:
             redis.exceptions.RedisError: the connection broke, or Redis refused the command.
         """
         connection = self._connection
+        if connection is None or connection.outdated:
+            raise RedisConnectionError("the connection is gone, or its server was demoted")
         await connection.send_command(*self._head, *keys, b"%d-0" % wake, *after, check_health=False)
         # An infinite timeout keeps the client's socket timeout, which may be shorter than the block, out
         # of it; redis-py's own finite one would answer None, which also stands for "nothing new".

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
@@ -33,10 +34,19 @@ class EdgeRole:
 
     Args:
         make_door / make_intake: how what is behind the edge's seams is built.
+        listener: the inherited socket to serve on instead of the configured address; stays open until the
+            drain, so that a start that fails can be tried again.
     """
 
-    def __init__(self, settings: Settings, make_door: MakeDoor, make_intake: MakeIntake) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        make_door: MakeDoor,
+        make_intake: MakeIntake,
+        listener: socket.socket | None = None,
+    ) -> None:
         self._settings = settings
+        self._inherited = listener
         self._make_door = make_door
         self._make_intake = make_intake
         self._client: redis.Redis | None = None
@@ -59,7 +69,7 @@ class EdgeRole:
         self._hub = Hub(streams, self._reader_client, settings.edge.buffer_entries, presence)
         await self._hub.start()
         self._server = EdgeServer(settings, self._make_door(settings), self._intake, streams, self._hub)
-        await self._server.start()
+        await self._server.start(self._inherited.dup() if self._inherited is not None else None)
 
     async def not_ready(self) -> str | None:
         if self._hub is None or self._server is None:
@@ -69,10 +79,14 @@ class EdgeRole:
     async def drain(self) -> None:
         if self._hub is not None:
             self._hub.sending_away = True
+        if self._inherited is not None:
+            self._inherited.close()
         if self._server is not None:
             await self._server.drain(self._settings.drain_seconds)
 
     async def stop(self) -> None:
+        if self._hub is not None:
+            self._hub.sending_away = True
         if self._server is not None:
             await self._server.stop()
         if self._hub is not None:

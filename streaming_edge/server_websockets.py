@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import http
 import logging
+import socket as sockets
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import orjson
@@ -15,6 +17,7 @@ from websockets.http11 import Request, Response
 
 from contracts.errors import ApiError, ErrorBody, ErrorCode, error_body
 from contracts.identity import Principal
+from infra.listeners import BACKLOG
 from infra.settings import Settings
 from infra.stream_redis import RedisTokenStreams
 from infra.tasks import end_tasks
@@ -35,6 +38,9 @@ _WATCH_SECONDS = 0.5
 _FRAMES_WAITING = 4
 #: A frame up to this many times the limit is read, so that it can be refused with an error frame.
 _OVERSIZE_READ = 2
+#: Time a client gets to answer the close frame of a server that cannot wait any longer.
+_FAREWELL_SECONDS = 0.5
+_LOOK_SECONDS = 0.02
 
 
 class EdgeServer:
@@ -65,14 +71,20 @@ class EdgeServer:
         self._principals: WeakKeyDictionary[ServerConnection, Principal] = WeakKeyDictionary()
         self._closing: set[asyncio.Task[None]] = set()
         self._watch: asyncio.Task[None] | None = None
+        self._draining = False
         self._server: Server | None = None
 
-    async def start(self) -> None:
-        """Listen; raises OSError when the port is taken."""
+    async def start(self, listener: sockets.socket | None = None) -> None:
+        """Accept connections on ``listener``, or on the configured address.
+
+        Raises:
+            OSError: the address is taken.
+        """
+        where: dict[str, Any] = {"host": self._edge.host, "port": self._edge.port}
         self._server = await serve(
             self._handle,
-            self._edge.host,
-            self._edge.port,
+            **(where if listener is None else {"sock": listener}),
+            backlog=BACKLOG,
             process_request=self._process_request,
             compression=None,  # text frames are small: compressing halves what a core serves
             max_size=self._max_body_bytes * _OVERSIZE_READ,
@@ -99,24 +111,29 @@ class EdgeServer:
     async def drain(self, grace_seconds: float) -> None:
         """Close every socket with "reconnect at your offset", after what was just asked for is accepted.
 
-        Replies go on without us: clients read the rest from another edge, or from this one's successor.
+        Replies go on without us: clients read the rest from another edge, or from this one's successor. A
+        client that does not answer the close gets the rest of the grace time to do so. May be cancelled.
         """
         if self._server is None:
             return
-        deadline = asyncio.get_running_loop().time() + grace_seconds
+        self._draining = True
         self._server.close(close_connections=False)
-        for socket in self._sockets:
-            socket.session.draining = True
-        while any(socket.session.creating for socket in self._sockets):
-            if asyncio.get_running_loop().time() >= deadline:
-                break
-            await asyncio.sleep(0.02)
-        closing = [asyncio.create_task(s.close(CloseCase.RESTART)) for s in self._sockets]
+        closing = [asyncio.create_task(self._send_away(s, grace_seconds)) for s in self._sockets]
         if closing:
-            await asyncio.wait(closing, timeout=CLOSE_TIMEOUT_SECONDS + 2.0)
+            await asyncio.wait(closing)
+
+    async def _send_away(self, socket: Socket, grace_seconds: float) -> None:
+        socket.session.draining = True
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + grace_seconds
+        while True:
+            if not socket.session.creating or loop.time() >= deadline:
+                break
+            await asyncio.sleep(_LOOK_SECONDS)
+        await socket.close(CloseCase.RESTART, max(_FAREWELL_SECONDS, deadline - loop.time()))
 
     async def stop(self) -> None:
-        """Close whatever is still open. Idempotent."""
+        """Close whatever is still open, within a second or so. Idempotent."""
         if self._watch is not None:
             await end_tasks([self._watch])
         if self._server is not None:
@@ -154,6 +171,8 @@ class EdgeServer:
         self._sockets.add(socket)
         SOCKETS.inc()
         try:
+            if self._draining:  # its handshake was under way
+                await self._send_away(socket, 0.0)
             await socket.run()
         finally:
             SOCKETS.dec()

@@ -117,6 +117,9 @@ class Session:
     Args:
         now: time of the connection.
         principal: who calls, where a header has said so already.
+
+    Attributes:
+        draining: the socket is about to be closed with "reconnect": no request is begun any more.
     """
 
     def __init__(self, limits: SessionLimits, now: float, principal: Principal | None = None) -> None:
@@ -167,7 +170,8 @@ class Session:
             return [_error(ErrorCode.NOT_AUTHENTICATED, message, frame.ref, _named(frame))]
         match frame:
             case CreateFrame():
-                return [self._create(frame)]
+                # Unanswered while draining: nothing was begun, and the close that follows says "reconnect".
+                return [] if self.draining else [self._create(frame)]
             case SubscribeFrame():
                 return self._subscribe(frame)
             case UnsubscribeFrame(request_id=request_id):
@@ -213,9 +217,6 @@ class Session:
         self._cancelling -= 1
 
     def _create(self, frame: CreateFrame) -> Effect:
-        if self.draining:
-            message = "The server restarts; reconnect and try again."
-            return _error(ErrorCode.UNAVAILABLE, message, frame.ref, None)
         if self._full():
             return self._too_many_streams(frame.ref, None)
         self._creating += 1

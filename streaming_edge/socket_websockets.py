@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -106,13 +107,17 @@ class Socket:
             await end_tasks(self._tasks.copy())
             log.info("socket closed", extra={"code": self._connection.close_code, "reading": reading})
 
-    async def close(self, case: CloseCase) -> None:
-        """Close by the table of close codes; bounded, and in the end abrupt for who does not listen."""
+    async def close(self, case: CloseCase, patience_seconds: float = math.inf) -> None:
+        """Close by the table of close codes; bounded, and in the end abrupt for who does not listen.
+
+        Args:
+            patience_seconds: how long the client has to listen; never longer than some seconds.
+        """
         self.closing = True
         # The protocol's own close timeout begins only when the close frame could be written.
         patience = _ABORT_SECONDS if case is CloseCase.TOO_SLOW else CLOSE_TIMEOUT_SECONDS + 1.0
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(min(patience, patience_seconds)):
                 await self._connection.close(case.value.code, case.value.reason)
         except TimeoutError:
             self._connection.transport.abort()

@@ -73,6 +73,11 @@ class ChatChunkEncoder:
         self._prompt_tokens = 0
         self._tokens_out = after.token if resumed_in_text and after != SEAL else 0
 
+    @property
+    def offset(self) -> StreamId:
+        """The last entry that was encoded, or the offset the reading began after."""
+        return self._last
+
     def encode(self, entries: Iterable[StreamEntry]) -> bytes:
         """The events of these entries, joined; may be empty."""
         parts: list[bytes] = []

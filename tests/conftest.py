@@ -19,7 +19,12 @@ from typing import Any
 
 import pytest
 
-from infra.embedded import BROKER_FETCH_MAX_WAIT_MS, embedded_broker, embedded_redis
+from infra.embedded import (
+    BROKER_FETCH_MAX_WAIT_MS,
+    BROKER_SESSION_TIMEOUT_MS,
+    embedded_broker,
+    embedded_redis,
+)
 from infra.settings import Settings, development, parse
 from tests.stack_process import StackProcess, engine_problem
 
@@ -60,6 +65,7 @@ def settings(kafka: str, redis_url: str, topic_prefix: str) -> Callable[..., Set
             "partitions": 2,
             "worker_slots": 4,
             "fetch_max_wait_ms": BROKER_FETCH_MAX_WAIT_MS,
+            "session_timeout_ms": BROKER_SESSION_TIMEOUT_MS,
             "idempotent": False,
         }
         raw["redis"] |= {"url": redis_url}

@@ -18,9 +18,13 @@ SERVERS = ["valkey", *(["redis"] if shutil.which("redis-server") else [])]
 
 
 class RedisServer:
-    """A server on a fixed port that can be stopped, started again and emptied."""
+    """A server on a fixed port that can be stopped, killed, started again and emptied.
 
-    def __init__(self, kind: str, folder: Path) -> None:
+    Args:
+        options: more of the server's own options, e.g. ``{"maxmemory": "20mb"}``.
+    """
+
+    def __init__(self, kind: str, folder: Path, options: dict[str, str] | None = None) -> None:
         self.port = free_port()
         self._folder = folder
         command = redis_command(self.port, folder / "data")
@@ -28,6 +32,8 @@ class RedisServer:
             binary = shutil.which("redis-server")
             assert binary is not None
             command = replace(command, argv=(binary, *command.argv[1:]))
+        more = [part for name, value in (options or {}).items() for part in (f"--{name}", value)]
+        command = replace(command, argv=(*command.argv, *more))
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -47,15 +53,26 @@ class RedisServer:
             time.sleep(0.02)
 
     def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    @property
+    def data(self) -> Path:
+        """Where it keeps its append-only file."""
+        return self._folder / "data"
+
+    def _end(self, how: signal.Signals) -> None:
         if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
+            self._process.send_signal(how)
             self._process.wait(10)
             self._process = None
 
 
 @contextmanager
-def restartable(kind: str, folder: Path) -> Iterator[RedisServer]:
-    server = RedisServer(kind, folder)
+def restartable(kind: str, folder: Path, options: dict[str, str] | None = None) -> Iterator[RedisServer]:
+    server = RedisServer(kind, folder, options)
     server.start()
     try:
         yield server

@@ -53,7 +53,15 @@ class Assembler:
         finish_reason: why the choice ended; None while it runs.
     """
 
-    __slots__ = ("_detokenizer", "_held", "_min_tokens", "_stops", "finish_reason", "generated")
+    __slots__ = (
+        "_before",
+        "_detokenizer",
+        "_held",
+        "_min_tokens",
+        "_stops",
+        "finish_reason",
+        "generated",
+    )
 
     def __init__(
         self,
@@ -62,16 +70,22 @@ class Assembler:
         stop: Sequence[str] = (),
         min_tokens: int = 0,
         emitted_tokens: int = 0,
+        emitted_text: str = "",
     ) -> None:
         """Start a choice, or go on with one.
 
         Args:
             detokenizer: primed with the prompt and the emitted tokens.
             emitted_tokens: output tokens that are out already.
+            emitted_text: the text that is out, as far as stop strings are looked for in it. What let it
+                out (a token after it that made it harmless) is not out, and may come out differently now.
         """
         self._detokenizer = detokenizer
         self._stops = tuple(s for s in stop if s)
         self._min_tokens = min_tokens
+        # The only text that is out in which a stop string can still begin.
+        reach = max((len(s) - 1 for s in self._stops), default=0)
+        self._before = emitted_text[-reach:] if reach else ""
         self._held: list[_Held] = []
         self.generated = emitted_tokens
         self.finish_reason: FinishReason | None = None
@@ -123,12 +137,12 @@ class Assembler:
     def _release(self) -> Piece | None:
         """What of the held tokens is final now; sets the finish reason when a stop string is complete."""
         first = next((i for i, h in enumerate(self._held) if h.searched), len(self._held))
-        window = "".join([h.text for h in self._held[first:]])
+        window = self._before + "".join([h.text for h in self._held[first:]])
         match = _first_match(window, self._stops)
         if match is not None:
             self.finish_reason = FinishReason.STOP
-            return self._cut(first, match)
-        safe = len(window) - _possible_start(window, self._stops)
+            return self._cut(first, match - len(self._before))
+        safe = len(window) - _possible_start(window, self._stops) - len(self._before)
         count = length = 0
         for position, held in enumerate(self._held):
             if held.searched:
@@ -158,6 +172,7 @@ class Assembler:
         text = "".join([h.text for h in taken])
         if not text:
             return None
+        self._before = ""
         logprobs = [h.logprob for h in taken if h.logprob is not None]
         return Piece(text, [h.token_id for h in taken], logprobs or None)
 

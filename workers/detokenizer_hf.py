@@ -76,16 +76,21 @@ class HfDetokenizer:
 
     __slots__ = ("_out", "_start", "_vocabulary", "_window")
 
-    def __init__(self, vocabulary: HfVocabulary, context: Sequence[int]) -> None:
+    def __init__(
+        self, vocabulary: HfVocabulary, context: Sequence[int], *, all_out: bool = False
+    ) -> None:
         """A detokenizer for what follows ``context`` (prompt and emitted tokens).
 
-        A character that the context leaves incomplete and the reply completes is the reply's.
+        Args:
+            all_out: the text of the context is out, U+FFFD at its end included. Else a character that it
+                leaves incomplete and the reply completes is the reply's.
         """
         self._vocabulary = vocabulary
         tail = context[-4 * _CONTEXT :]
         self._window = [t for t in tail if t not in vocabulary.silent][-_CONTEXT:]
         self._start = len(self._window)
-        self._out = vocabulary.decode(self._window).rstrip(_REPLACEMENT)
+        out = vocabulary.decode(self._window)
+        self._out = out if all_out else out.rstrip(_REPLACEMENT)
 
     def push(self, token_id: int) -> str:
         """See :class:`workers.protocols.Detokenizer`."""

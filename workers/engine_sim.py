@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from contracts.records import Sampling
 from contracts.tiers import FinishReason
 from infra.settings import SimSettings
 
@@ -121,6 +122,10 @@ class SimEngine:
     def detokenizer(self, request: EngineRequest) -> Detokenizer:
         """See :class:`workers.protocols.Engine`."""
         return SimDetokenizer(self._script.pieces)
+
+    def continues(self, sampling: Sampling) -> bool:
+        """See :class:`workers.protocols.Engine`. Like vLLM, not within a schema."""
+        return sampling.json_schema is None
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
         """See :class:`workers.protocols.Engine`."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
 import json
 import logging
 import os
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,7 @@ _LOWEST_LOGPROB = -9999.0
 
 
 class VllmEngine:
-    """See :class:`workers.protocols.Engine`. One model in vLLM's own engine process.
-
-    A reply that is continued under presence or frequency penalties has them approximated: vLLM counts
-    only tokens that it generated itself, so those of earlier attempts are held against it as a bias.
-    """
+    """See :class:`workers.protocols.Engine`. One model in vLLM's own engine process."""
 
     def __init__(self, path: str, settings: VllmSettings, *, max_seqs: int, context_length: int) -> None:
         """An engine for the Hugging Face folder ``path``.
@@ -54,6 +50,7 @@ class VllmEngine:
         self._kv_total = 0
         self._kv_usage = 0.0
         self._closed = False
+        self._runner_v2 = False
 
     async def start(self) -> None:
         """See :class:`workers.protocols.Engine`. Takes 20 s to minutes."""
@@ -71,7 +68,10 @@ class VllmEngine:
 
     def _load(self) -> Any:
         from vllm import AsyncEngineArgs
+        from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
+
+        from .penalties_vllm import PROCESSOR
 
         settings = self._settings
         arguments = AsyncEngineArgs(
@@ -87,7 +87,12 @@ class VllmEngine:
             scheduling_policy="priority",
             skip_tokenizer_init=False,  # structured outputs need it
         )
-        return AsyncLLM.from_engine_args(arguments, stat_loggers=[self._stat_logger()])
+        config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
+        # Model runner V1 (CPUs) and V2 (GPUs) load logits processors of different kinds.
+        self._runner_v2 = config.use_v2_model_runner
+        if not self._runner_v2:
+            config.model_config.logits_processors = [PROCESSOR]
+        return AsyncLLM.from_vllm_config(config, stat_loggers=[self._stat_logger()])
 
     def _stat_logger(self) -> Callable[..., Any]:
         """A vLLM statistics consumer that keeps only how full the KV cache is."""
@@ -131,8 +136,19 @@ class VllmEngine:
         """See :class:`workers.protocols.Engine`."""
         if self._vocabulary is None:
             raise EngineDead("not started")
-        context = [*request.prompt_token_ids[-32:], *request.emitted_token_ids[-32:]]
-        return HfDetokenizer(self._vocabulary, context)
+        emitted = request.emitted_token_ids
+        context = [*request.prompt_token_ids[-32:], *emitted[-32:]]
+        return HfDetokenizer(self._vocabulary, context, all_out=bool(emitted))
+
+    def continues(self, sampling: Sampling) -> bool:
+        """See :class:`workers.protocols.Engine`.
+
+        A grammar starts with the first token vLLM generates, and cannot be advanced over emitted ones.
+        Penalties on the output need :mod:`workers.penalties_vllm`, which model runner V2 does not load.
+        """
+        if sampling.json_schema is not None:
+            return False
+        return not (self._runner_v2 and _penalizes_output(sampling))
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
         """See :class:`workers.protocols.Engine`."""
@@ -168,7 +184,9 @@ class VllmEngine:
             prompt_token_ids=[*request.prompt_token_ids, *request.emitted_token_ids],
             cache_salt=request.cache_salt,
         )
-        parameters = _sampling_params(request.sampling, request.emitted_token_ids)
+        parameters = _sampling_params(
+            request.sampling, len(request.emitted_token_ids), draws_by_position=self._runner_v2
+        )
         generator: AsyncGenerator[Any, None] = self._llm.generate(
             prompt, parameters, request.engine_id, priority=request.priority
         )
@@ -213,44 +231,63 @@ def logprob_object(
     }
 
 
-def _sampling_params(sampling: Sampling, emitted: Sequence[int]) -> Any:
-    """VLLM's parameters for what is left of a reply after ``emitted``."""
+def _penalizes_output(sampling: Sampling) -> bool:
+    """Whether it matters which tokens are output and which are prompt."""
+    return bool(sampling.presence_penalty or sampling.frequency_penalty)
+
+
+def _sampling_params(sampling: Sampling, emitted: int, *, draws_by_position: bool) -> Any:
+    """VLLM's parameters for what is left of a reply of which ``emitted`` tokens are part of the prompt.
+
+    Args:
+        draws_by_position: a seeded draw depends on the token's position (model runner V2); else on how
+            many were drawn before.
+    """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+    from .penalties_vllm import EXTRA
 
     structured = None
     if sampling.json_schema is not None:
         structured = StructuredOutputsParams(json=sampling.json_schema)
-    done = len(emitted)
+    penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
+    extra = None
+    if emitted and _penalizes_output(sampling):
+        extra = {EXTRA: [emitted, *penalties]}
+        penalties = (0.0, 0.0, 1.0)
+    seed = sampling.seed
+    if seed is not None and emitted and not draws_by_position:
+        seed = _seed_after(seed, emitted)
     return SamplingParams(
         n=sampling.n,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         min_p=sampling.min_p,
-        seed=sampling.seed,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-        logit_bias=_bias(sampling, emitted) or None,
-        max_tokens=None if sampling.max_tokens is None else sampling.max_tokens - done,
-        min_tokens=max(0, sampling.min_tokens - done),
+        seed=seed,
+        presence_penalty=penalties[0],
+        frequency_penalty=penalties[1],
+        repetition_penalty=penalties[2],
+        logit_bias=sampling.logit_bias or None,
+        max_tokens=None if sampling.max_tokens is None else sampling.max_tokens - emitted,
+        min_tokens=max(0, sampling.min_tokens - emitted),
         ignore_eos=sampling.ignore_eos,
         logprobs=sampling.top_logprobs,
         structured_outputs=structured,
+        extra_args=extra,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )
 
 
-def _bias(sampling: Sampling, emitted: Sequence[int]) -> dict[int, float]:
-    """The request's bias, plus the penalties of tokens that an earlier attempt has generated."""
-    bias = dict(sampling.logit_bias)
-    if sampling.presence_penalty or sampling.frequency_penalty:
-        for token, times in Counter(emitted).items():
-            penalty = sampling.presence_penalty + sampling.frequency_penalty * times
-            bias[token] = max(-100.0, min(100.0, bias.get(token, 0.0) - penalty))
-    return bias
+def _seed_after(seed: int, emitted: int) -> int:
+    """A seed for the draws after ``emitted`` tokens.
+
+    The request's own would repeat the draws of its first tokens: a reply that echoes itself.
+    """
+    raw = hashlib.blake2b(f"{seed}/{emitted}".encode(), digest_size=8).digest()
+    return int.from_bytes(raw, "big") >> 1
 
 
 def _ends_of_sequence(folder: Path) -> set[int]:

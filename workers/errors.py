@@ -23,3 +23,7 @@ class RequestFailed(WorkerError):
 
 class EngineDead(WorkerError):
     """The engine is gone. The worker stops taking work and exits; others continue its replies."""
+
+
+class IntakeStuck(WorkerError):
+    """Records wait, and none come. The worker exits and is started anew; others continue its replies."""

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from enum import Enum
 
-from contracts.entries import SealAfter, Started, Terminal, Text
+from contracts.entries import SealAfter, StartAfter, Started, Terminal, Text
 from contracts.errors import ErrorCode, error_body
 from contracts.records import DispatchRecord, Usage
 from contracts.reply import ChoiceState, Reply
-from contracts.stream_ids import SEAL, StreamId
+from contracts.stream_ids import SEAL, START, StreamId
 from contracts.tiers import FinishReason, Status
 from contracts.token_stream import Appended
 
 from .assembler import Assembler, Piece
 from .errors import EngineDead, RequestFailed
 from .protocols import Engine, EngineRequest, TokenDelta
-from .takeover import Generate
+from .takeover import Generate, ended_as
+from .trail import Trail
 from .writer import StreamWriter
 
 log = logging.getLogger(__name__)
@@ -53,6 +55,7 @@ class Generation:
     Attributes:
         emitted: output tokens of earlier attempts that it goes on after.
         reply: the fold of the stream with what this attempt has written, its seal included.
+        trail: see :class:`workers.writer.Sink`.
         started: ``<a>-0`` is in the stream; an attempt that ended without has never happened.
         first_token_at: monotonic seconds at which its first text went to the writer, or None.
         last_token_at: the same for its latest tokens from the engine.
@@ -84,6 +87,7 @@ class Generation:
         self.leave_grace_ms = record.leave_grace_ms
         self.attempt = plan.attempt
         self.reply = reply
+        self.trail = Trail()
         self.started = False
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
@@ -110,15 +114,24 @@ class Generation:
             priority=record.queue_class.rank,
             cache_salt=record.tenant,
         )
+        self._emitted_texts = self._texts(plan.emitted)
         self._choices = [
             Assembler(
                 engine.detokenizer(self._request),
                 stop=record.sampling.stop,
                 min_tokens=record.sampling.min_tokens,
                 emitted_tokens=len(plan.emitted),
+                emitted_text="".join(self._emitted_texts[record.sampling.min_tokens :]),
             )
             for _ in range(record.sampling.n)
         ]
+
+    def _texts(self, emitted: Sequence[int]) -> list[str]:
+        """What each emitted token completes."""
+        if not emitted:
+            return []
+        detokenizer = self._engine.detokenizer(replace(self._request, emitted_token_ids=()))
+        return [detokenizer.push(token_id) for token_id in emitted]
 
     @property
     def new_tokens(self) -> int:
@@ -175,8 +188,13 @@ class Generation:
 
     def begin(self, worker_id: str, model_revision: str) -> None:
         """Write ``<a>-0``, and do not wait for it: what is generated until it is refused goes nowhere."""
-        started = Started(worker_id=worker_id, model_revision=model_revision)
-        self._writer.put(self, StreamId(self.attempt, 0), started)
+        started = Started(
+            worker_id=worker_id, model_revision=model_revision, tokens_out=len(self.emitted)
+        )
+        # Without a look at the stream there is nothing to go on after: the id rule alone decides.
+        looked = self.reply.last_id
+        entry = started if looked == START else StartAfter(started, looked)
+        self._writer.put(self, StreamId(self.attempt, 0), entry)
         self._progress = self._loop.time()
         self.reply.attempts = self.attempt
 
@@ -254,27 +272,13 @@ class Generation:
         """Whether the attempt this one goes on from had written all the text, and only not the seal."""
         if not self.emitted:
             return False
-        choice = self._choices[0]
-        if self._record.sampling.stop:
-            # A stop string cuts the last token's text: then the tokens say more than the text that is out.
-            prompt_only = EngineRequest(
-                self._request.engine_id,
-                self._request.prompt_token_ids,
-                (),
-                self._request.sampling,
-                0,
-                "",
-            )
-            detokenizer = self._engine.detokenizer(prompt_only)
-            text = "".join([detokenizer.push(t) for t in self.emitted])
-            if len(text) > len(self.reply.choices[0].text):
-                choice.finish_reason = FinishReason.STOP
-                return True
-        budget = self._record.sampling.max_tokens
-        if budget is not None and len(self.emitted) >= budget:
-            choice.finish_reason = FinishReason.LENGTH
-            return True
-        return False
+        self._choices[0].finish_reason = ended_as(
+            len(self.emitted),
+            "".join(self._emitted_texts),
+            self.reply.choices[0].text,
+            self._record.sampling.max_tokens,
+        )
+        return self._choices[0].ended
 
     def _write(self, index: int, piece: Piece, now: float) -> None:
         if self.first_token_at is None:

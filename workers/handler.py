@@ -37,7 +37,17 @@ from .generation import Ending, Generation
 from .leases import LeaseKeeper
 from .leaving import LeaveWatch
 from .protocols import Engine
-from .takeover import Decision, Expired, Finished, Foreign, Generate, Lost, NotContinuable, decide
+from .takeover import (
+    Broken,
+    Decision,
+    Expired,
+    Finished,
+    Foreign,
+    Generate,
+    Lost,
+    NotContinuable,
+    decide,
+)
 from .writer import StreamWriter
 
 log = logging.getLogger(__name__)
@@ -116,7 +126,12 @@ class _Handler:
         for _ in range(_STARTS):
             reply, holder = await self._look()
             decision = decide(
-                self._record, reply, lease_holder=holder, worker_id=self._s.worker_id, now_ms=_now_ms()
+                self._record,
+                reply,
+                lease_holder=holder,
+                worker_id=self._s.worker_id,
+                continues=self._s.engine.continues(self._record.sampling),
+                now_ms=_now_ms(),
             )
             if await self._do(decision, reply):
                 return
@@ -145,6 +160,9 @@ class _Handler:
                     ErrorCode.WORKER_LOST,
                     "the worker was lost and this kind of reply cannot be continued",
                 )
+                await self._end(Terminal(status=Status.FAILED, error=error))
+            case Broken():
+                error = error_body(ErrorCode.STREAM_LOST, "a part of the reply's token stream was lost")
                 await self._end(Terminal(status=Status.FAILED, error=error))
             case Lost():
                 await self._lost()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from redis.exceptions import RedisError
@@ -103,8 +103,12 @@ class Heartbeat:
             except TimeoutError:
                 pass
 
-    async def publish(self) -> None:
-        """Send one event now; Redis errors pass through, and its news go with the next one."""
+    async def publish(self, handed_over: Sequence[str] = ()) -> None:
+        """Send one event now; Redis errors pass through, and its news go with the next one.
+
+        Args:
+            handed_over: requests that are left to other workers.
+        """
         capacity = self._capacity()
         finished, self._finished = self._finished, []
         running = max(capacity.running, self._replies())
@@ -120,6 +124,7 @@ class Heartbeat:
             kv_tokens_free=capacity.kv_tokens_free,
             accepting=self.accepting,
             finished=finished,
+            handed_over=list(handed_over),
         )
         try:
             await self._feed.publish(event)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError
@@ -14,8 +14,11 @@ from aiokafka.errors import KafkaError
 from contracts.errors import RecordError
 from contracts.records import DispatchRecord, decode
 from infra.kafka import Tracked
+from infra.kafka_watch import until_stalled
 from infra.tasks import end_tasks
 from infra.telemetry import HOP, traceparent_from
+
+from .errors import IntakeStuck
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +30,21 @@ _CHECK_SECONDS = 1.0
 Handle = Callable[[DispatchRecord, str | None], Awaitable[None]]
 #: Dead-letters a record that cannot be read, and ends its request where that is known.
 Reject = Callable[[ConsumerRecord, RecordError], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A record that is being handled.
+
+    Attributes:
+        request_id: None where it cannot be read.
+        choices: of the reply.
+        reached: to be called when its position may be committed.
+    """
+
+    request_id: str | None
+    choices: int
+    reached: Callable[[], None]
 
 
 class Intake:
@@ -43,6 +61,7 @@ class Intake:
         handle: Handle,
         reject: Reject,
         limit: int,
+        stall_seconds: float,
     ) -> None:
         self._consumer = consumer
         self._partition = partition
@@ -50,7 +69,8 @@ class Intake:
         self._handle = handle
         self._reject = reject
         self._limit = limit
-        self._tasks: dict[asyncio.Task[None], int] = {}
+        self._stall_seconds = stall_seconds
+        self._tasks: dict[asyncio.Task[None], _Open] = {}
         self._running: set[str] = set()
         self._room = asyncio.Event()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -58,48 +78,77 @@ class Intake:
     @property
     def choices(self) -> int:
         """Choices of the requests that are open here."""
-        return sum(self._tasks.values())
+        return sum(open_.choices for open_ in self._tasks.values())
 
     async def run(self) -> None:
         """Read and hand out until cancelled; the handed-out tasks go on.
 
         Raises:
             Exception: what a handler raised: this worker cannot go on.
+            IntakeStuck: no records come, though there are some.
         """
         reading = asyncio.ensure_future(self._read())
+        watching = asyncio.ensure_future(until_stalled(self._positions, self._ends, self._stall_seconds))
         try:
-            await asyncio.wait({reading, self._failure}, return_when=asyncio.FIRST_COMPLETED)
-            await (self._failure if self._failure.done() else reading)
+            await asyncio.wait({reading, watching, self._failure}, return_when=asyncio.FIRST_COMPLETED)
+            await (self._failure if self._failure.done() else reading if reading.done() else watching)
+            raise IntakeStuck("no records come from the dispatch topic")
         finally:
-            await end_tasks([reading])
+            await end_tasks([reading, watching])
 
-    async def finish(self, seconds: float) -> int:
-        """Wait up to ``seconds`` for the open requests, then cancel the rest and commit.
+    async def _positions(self) -> dict[TopicPartition, int | None]:
+        if len(self._tasks) >= self._limit:
+            return {}
+        return {self._partition: await self._consumer.position(self._partition)}
+
+    async def _ends(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
+        ends: Mapping[TopicPartition, int] = await self._consumer.end_offsets(list(partitions))
+        return ends
+
+    async def finish(self, seconds: float) -> None:
+        """Wait up to ``seconds`` for the open requests, and commit those that ended."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=seconds)
+        await self._tracked.commit()
+
+    async def close(self, *, hand_over: bool) -> list[str]:
+        """Cancel the requests that are still open, and commit.
+
+        Args:
+            hand_over: their positions count as reached: the caller tells the schedulers, which hold each
+                request until its seal. Otherwise they are read again by the next worker of this partition.
 
         Returns:
-            How many were left unfinished.
+            The requests that were left unfinished.
         """
-        tasks = set(self._tasks)
-        if tasks:
-            await asyncio.wait(tasks, timeout=seconds)
-        left = [task for task in tasks if not task.done()]
-        await end_tasks(left)
+        left = dict(self._tasks)
+        await end_tasks(left.keys())
+        unfinished = [open_ for task, open_ in left.items() if task.cancelled()]
+        if hand_over:
+            for open_ in unfinished:
+                if open_.request_id is not None:
+                    open_.reached()
         await self._tracked.commit()
         if self._failure.done():
-            self._failure.exception()  # seen: a draining worker goes anyway
-        return len(left)
+            self._failure.exception()  # seen: this worker goes anyway
+        return [open_.request_id for open_ in unfinished if open_.request_id is not None]
 
     async def _read(self) -> None:
+        begun = False
         checked = time.monotonic()
         while True:
             while len(self._tasks) >= self._limit:
                 self._room.clear()
                 await self._room.wait()
             try:
-                if time.monotonic() - checked >= _CHECK_SECONDS:
-                    checked = time.monotonic()
+                if not begun:
+                    await self._tracked.begin(self._partition)
+                    begun = True
+                elif time.monotonic() - checked >= _CHECK_SECONDS:
                     if await self._tracked.start_over_if_forgotten(self._partition):
                         log.warning("the broker has forgotten our position, reading from the start")
+                    await self._tracked.commit()
+                    checked = time.monotonic()
                 batch = await self._consumer.getmany(
                     timeout_ms=_POLL_MS, max_records=self._limit - len(self._tasks)
                 )
@@ -110,11 +159,9 @@ class Intake:
             for records in batch.values():
                 for record in records:
                     self._take(record)
-            await self._tracked.commit(now=time.monotonic())
 
     def _take(self, record: ConsumerRecord) -> None:
-        mark = self._tracked.take(record)
-        reached = partial(mark.done, record.offset)
+        reached = self._tracked.take(record).done
         try:
             request = decode(DispatchRecord, record.value)
         except RecordError as error:
@@ -149,5 +196,5 @@ class Intake:
                 self._failure.set_exception(failure)
 
         task = asyncio.create_task(run())
-        self._tasks[task] = choices
+        self._tasks[task] = _Open(request_id, choices, reached)
         task.add_done_callback(ended)

@@ -100,6 +100,11 @@ class Engine(Protocol):
         which no text ever comes out.
         """
 
+    def continues(self, sampling: Sampling) -> bool:
+        """Whether it can go on after emitted tokens as if it had generated them itself: with the same
+        distribution over every token that follows. Draws of ``temperature`` > 0 may differ.
+        """
+
     def capacity(self) -> Capacity:
         """Room right now; cheap, never blocks."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections.abc import Coroutine
 from typing import Any
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 
 _ENGINE_CHECK_SECONDS = 0.5
 _CONNECTIONS_OF_ITS_OWN = 8
+#: How long dispatches may still come after the schedulers were told to send none.
+_LAST_DISPATCHES_SECONDS = 0.5
 
 
 class NoSlot(WorkerError):
@@ -57,6 +60,7 @@ class Worker:
         self._topics = settings.kafka.topics
         self.worker_id = f"{pool}-{index}-{uuid.uuid4().hex[:12]}"
         self._redis = connect(settings.redis)
+        self._append_redis = connect(settings.redis, steady=True)
         self._streams = RedisTokenStreams(self._redis, settings.streams)
         self._feed = WorkerFeed(self._redis, pool)
         self._publisher = Publisher(settings.kafka)
@@ -65,6 +69,7 @@ class Worker:
         self._intake: Intake | None = None
         self._reading: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._leaving = False
         self.slot: int | None = None
 
     async def start(self) -> None:
@@ -88,7 +93,8 @@ class Worker:
         partition = TopicPartition(self._topics.dispatch(self._pool), slot)
         consumer.assign([partition])
         give_up = max(5.0, 4 * streams.lease_ms / 1000)
-        writer = StreamWriter(self._streams, give_up_seconds=give_up)
+        appending = RedisTokenStreams(self._append_redis, streams)
+        writer = StreamWriter(appending, give_up_seconds=give_up)
         leases = LeaseKeeper(self._streams, self.worker_id, streams.lease_ms)
         leaving = LeaveWatch(ReaderPresence(self._redis), self._streams)
         heartbeat = Heartbeat(
@@ -125,6 +131,7 @@ class Worker:
             handle=handle_record,
             reject=self._reject,
             limit=2 * worker.max_seqs + 16,
+            stall_seconds=self._settings.kafka.stall_seconds,
         )
         self._heartbeat = heartbeat
         self._spawn(writer.run(), "writer")
@@ -159,19 +166,28 @@ class Worker:
         return None
 
     async def drain(self) -> None:
-        """Take nothing new, let replies finish; what is left is continued by others once leases run out."""
+        """Have the schedulers send nothing more, and let replies finish; :meth:`stop` hands over the rest."""
+        self._leaving = True
+        until = time.monotonic() + self._settings.worker.drain_seconds
         await self._stop_accepting()
+        # What was dispatched before they heard it is served here: elsewhere it would wait for a lease's time.
+        await asyncio.sleep(min(_LAST_DISPATCHES_SECONDS, self._settings.worker.drain_seconds))
         if self._reading is not None:
             await end_tasks([self._reading])
         if self._intake is not None:
-            left = await self._intake.finish(self._settings.worker.drain_seconds)
-            log.info("drained", extra={"worker": self.worker_id, "left": left})
+            await self._intake.finish(max(0.0, until - time.monotonic()))
 
     async def stop(self) -> None:
-        """See :class:`infra.role.Role`."""
+        """See :class:`infra.role.Role`. After :meth:`drain` what still runs is handed over.
+
+        A worker that stops because it has failed keeps its leases until they run out: that counts as a loss
+        of the requests that ran here, and one of them may be what it died of.
+        """
         await end_tasks(self._tasks)
         if self._intake is not None:
-            await self._intake.finish(0)
+            left = await self._intake.close(hand_over=self._leaving)
+            if self._leaving:
+                await self._hand_over(left)
         await self._engine.close()
         if self.slot is not None:
             try:
@@ -181,6 +197,7 @@ class Worker:
         if self._consumer is not None:
             await self._consumer.stop()
         await self._publisher.stop()
+        await self._append_redis.aclose()
         await self._redis.aclose()
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -196,6 +213,17 @@ class Worker:
             await self._heartbeat.publish()
         except (RedisError, OSError) as error:
             log.warning("schedulers not told", extra={"error": type(error).__name__})
+
+    async def _hand_over(self, request_ids: list[str]) -> None:
+        """Give up the leases, then say so; what of it fails is found out when the leases run out."""
+        log.info("drained", extra={"worker": self.worker_id, "handed_over": len(request_ids)})
+        if not request_ids or self._heartbeat is None:
+            return
+        try:
+            await self._streams.give_up_leases(request_ids, self.worker_id)
+            await self._heartbeat.publish(request_ids)
+        except (StreamsUnavailable, RedisError, OSError) as error:
+            log.warning("replies not handed over", extra={"error": type(error).__name__})
 
     async def _watch_engine(self) -> None:
         while True:

@@ -127,8 +127,6 @@ class _Conversation:
                 raise StackError(f"{self._url} is no websocket URL") from None
             except (OSError, TimeoutError, InvalidHandshake) as error:
                 reason = error
-            if self._session.asked and self._session.request_id is None:
-                raise StackError("the connection was lost before the question was accepted")
             if self.interrupted.is_set() or time.monotonic() - contact > limit:
                 raise StackError(f"no connection to {self._url}: {reason}")
             self._show_state("reconnecting" if self._session.request_id else "connecting")

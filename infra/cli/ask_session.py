@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +54,8 @@ class AskSession:
             self._body["max_tokens"] = max_tokens
         if temperature is not None:
             self._body["temperature"] = temperature
+        #: Makes it safe to ask again on a new connection when nothing is known of the first.
+        self._idempotency_key = uuid.uuid4().hex
         self.request_id: str | None = None
         self.ended: Ended | None = None
         self._offset: str | None = None
@@ -61,17 +64,13 @@ class AskSession:
         self._last_text: float | None = None
         self._tokens: int | None = None
 
-    @property
-    def asked(self) -> bool:
-        """Whether the question has been sent. Sent but not accepted, it must not be sent again."""
-        return self._asked is not None
-
     def opening(self, api_key: str, now: float) -> list[dict[str, Any]]:
         """The frames to send on a new connection: ask, or read on where the last one ended."""
         frames: list[dict[str, Any]] = [{"type": "auth", "api_key": api_key}]
         if self.request_id is None:
-            self._asked = now
-            frames.append({"type": "chat.create", "ref": "ask", "body": self._body})
+            self._asked = now if self._asked is None else self._asked
+            create = {"type": "chat.create", "ref": "ask", "body": self._body}
+            frames.append(create | {"idempotency_key": self._idempotency_key})
         else:
             frames.append(
                 {"type": "stream.subscribe", "request_id": self.request_id, "after": self._offset}

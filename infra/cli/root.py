@@ -13,6 +13,8 @@ from ..settings import DEV_PAID_KEY, SettingsError, load
 from ..stack.errors import StackError
 from ..stack.state import default_data_dir
 
+ROLE_NAMES = ("gateway", "moderation", "scheduler", "history", "worker", "edge")
+
 _DATA_DIR = click.option(
     "--data-dir",
     type=click.Path(path_type=Path, file_okay=False),
@@ -72,6 +74,19 @@ def down_command(data_dir: Path) -> int:
     from .status import stop_stack
 
     return stop_stack(data_dir)
+
+
+@cli.command("restart")
+@click.argument("roles", nargs=-1, type=click.Choice(ROLE_NAMES))
+@_DATA_DIR
+def restart_command(roles: tuple[str, ...], data_dir: Path) -> int:
+    """Restart these roles (all, if none is named) of the running stack, one process after another.
+
+    Each drains first, and the next one waits until its successor is ready, so users notice nothing.
+    """
+    from .restart import restart_roles
+
+    return restart_roles(data_dir, roles)
 
 
 @cli.command("ask")
@@ -149,7 +164,7 @@ def _role_command(name: str) -> None:
         return become_role(name, arguments)
 
 
-for _name in ("gateway", "moderation", "scheduler", "history", "worker", "edge"):
+for _name in ROLE_NAMES:
     _role_command(_name)
 
 

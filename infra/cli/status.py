@@ -14,12 +14,17 @@ from typing import Any
 import aiohttp
 import click
 
+from contracts.token_stream import StreamsUnavailable
+
 from ..embedded import LOOPBACK, broker_answers, redis_answers
+from ..redis_facts import RedisFacts, read_facts
+from ..settings import SettingsError, load
 from ..stack.display import state_word
-from ..stack.state import ProcessState, StackState, running_state
+from ..stack.state import SETTINGS_FILE, ProcessState, StackState, running_state
 from ..stack.units import role_reason
 
 _STOP_SECONDS = 20.0
+_REDIS_SECONDS = 2.0
 
 
 def show_status(data_dir: Path, *, as_json: bool) -> int:
@@ -27,6 +32,7 @@ def show_status(data_dir: Path, *, as_json: bool) -> int:
     state = running_state(data_dir)
     if state is not None:
         asyncio.run(_ask_all(state.roles))
+        state.redis_facts = asyncio.run(_redis_facts(data_dir))
     if as_json:
         click.echo(json.dumps(status_facts(state), indent=1))
     elif state is None:
@@ -39,12 +45,13 @@ def show_status(data_dir: Path, *, as_json: bool) -> int:
 def status_facts(state: StackState | None) -> dict[str, Any]:
     """The object ``headrace status --json`` prints."""
     if state is None:
-        return {"url": None, "ws_url": None, "ready": False, "roles": []}
-    shown = {"name", "index", "kind", "pid", "ready", "restarts", "reason", "port", "log"}
+        return {"url": None, "ws_url": None, "ready": False, "redis": None, "roles": []}
+    shown = {"name", "index", "kind", "pid", "ready", "restarts", "last_exit", "reason", "port", "log"}
     return {
         "url": state.url,
         "ws_url": state.ws_url,
         "ready": state.ready,
+        "redis": state.redis_facts.model_dump() if state.redis_facts is not None else None,
         "roles": [role.model_dump(include=shown) for role in state.roles],
     }
 
@@ -83,10 +90,34 @@ async def _ask(http: aiohttp.ClientSession, role: ProcessState) -> None:
         role.ready, role.reason = False, "does not answer"
 
 
+async def _redis_facts(data_dir: Path) -> RedisFacts | None:
+    """What the stack's Redis says of itself; None when it does not answer."""
+    try:
+        # The state file names it without its password.
+        settings = load(data_dir / SETTINGS_FILE)
+        async with asyncio.timeout(_REDIS_SECONDS):
+            return await read_facts(settings.redis)
+    except (SettingsError, StreamsUnavailable, TimeoutError):
+        return None
+
+
+def _redis_line(facts: RedisFacts) -> str:
+    used, limit = facts.used_bytes, facts.maxmemory_bytes
+    memory = "memory unknown" if used is None else f"{used / 1e6:.1f} MB used"
+    if limit:
+        memory += f" of {limit / 1e6:.1f} MB"
+    aof = {True: "append-only file", False: "no append-only file", None: "append-only file unknown"}
+    return f"redis: {facts.policy}, {memory}, {aof[facts.aof]}"
+
+
 def _print_table(state: StackState) -> None:
     for role in state.roles:
         index = str(role.index) if role.name == "worker" else ""
         restarts = f"{role.restarts} restarts" if role.restarts else ""
         name = f"{role.name} {index}".strip()
         click.echo(f"{name:<12} {role.pid or '-':<8} {state_word(role)}  {restarts}".rstrip())
+    if state.redis_facts is not None:
+        click.echo(_redis_line(state.redis_facts))
+        if state.redis_facts.warning is not None:
+            click.echo(f"WARNING {state.redis_facts.warning}")
     click.echo(f"page {state.url}   websocket {state.ws_url}")

@@ -6,11 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..embedded import BROKER_FETCH_MAX_WAIT_MS, BROKER_PARTITIONS
+from ..embedded import (
+    BROKER_FETCH_MAX_WAIT_MS,
+    BROKER_PARTITIONS,
+    BROKER_SESSION_TIMEOUT_MS,
+    BROKER_STALL_SECONDS,
+)
 from ..model_prep import is_complete, model_dir
 from ..settings import BUILTIN_SIM, Settings, development, load, parse
 from .errors import StackError
-from .policy import ROLE_DRAIN_SECONDS
 
 Engine = Literal["vllm", "sim"]
 
@@ -85,20 +89,20 @@ def base_settings(options: UpOptions) -> Settings:
 
 
 def effective_settings(base: Settings, addresses: Addresses, *, embedded_broker: bool) -> Settings:
-    """``base`` with this stack's addresses, and with the drain times the supervisor allows for."""
+    """``base`` with this stack's addresses."""
     raw = base.model_dump(mode="json")
     raw["kafka"]["bootstrap"] = addresses.kafka
     if embedded_broker:
         raw["kafka"] |= {
             "fetch_max_wait_ms": BROKER_FETCH_MAX_WAIT_MS,
             "partitions": BROKER_PARTITIONS,
+            "session_timeout_ms": BROKER_SESSION_TIMEOUT_MS,
+            "stall_seconds": BROKER_STALL_SECONDS,
             "idempotent": False,
         }
     raw["redis"]["url"] = addresses.redis
     raw["http"]["port"] = addresses.port
     raw["edge"]["port"] = addresses.ws_port
-    raw["drain_seconds"] = min(raw["drain_seconds"], ROLE_DRAIN_SECONDS)
-    raw["worker"]["drain_seconds"] = min(raw["worker"]["drain_seconds"], ROLE_DRAIN_SECONDS)
     return parse(raw)
 
 

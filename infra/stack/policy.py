@@ -13,7 +13,7 @@ LONGEST_WAIT_SECONDS = 5.0
 SETTLED_SECONDS = 10.0
 
 #: What drains together, in order: nothing new comes in, what runs gets out, then what both stand on.
-#: The seconds are the grace of a phase; what is left then is killed. They add up to less than 15.
+#: The seconds are the time of a phase; what is left then is killed. They add up to less than 15.
 DRAIN_PHASES: tuple[tuple[frozenset[str], float], ...] = (
     (frozenset({"gateway", "edge"}), 4.0),
     (frozenset({"moderation", "scheduler", "history"}), 4.0),
@@ -22,13 +22,18 @@ DRAIN_PHASES: tuple[tuple[frozenset[str], float], ...] = (
     (frozenset({"broker"}), 1.0),
 )
 
-#: Time the roles of a local stack get to finish what runs; inside the graces above.
-ROLE_DRAIN_SECONDS = 3.0
+#: Time all roles together get to finish what runs when their stack stops. A role whose own grace time is
+#: longer is then told a second time, which ends it.
+STACK_DRAIN_SECONDS = 3.0
+#: What each phase gets of it at least.
+SHORTEST_DRAIN_SECONDS = 0.5
+#: A process that drains longer than its grace time and this is killed.
+STUCK_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start the process again after a pause; ``streak`` counts quick deaths in a row."""
+    """Start the process again, at once or after a pause; ``streak`` counts quick deaths in a row."""
 
     after_seconds: float
     streak: int
@@ -40,7 +45,9 @@ class GiveUp:
 
 
 def after_exit(code: int, ran_seconds: float, streak: int) -> Restart | GiveUp:
-    """What to do about a process that ended without being asked to.
+    """What to do about a process that ended although its stack goes on.
+
+    One that ended with 0 was asked to by somebody and has drained: that is a restart, not a death.
 
     Args:
         code: its exit code; negative for a signal.
@@ -49,6 +56,8 @@ def after_exit(code: int, ran_seconds: float, streak: int) -> Restart | GiveUp:
     """
     if code == EXIT_CONFIGURATION:
         return GiveUp()
+    if code == 0 and ran_seconds >= FIRST_WAIT_SECONDS:
+        return Restart(0.0, 0)
     deaths = 1 if ran_seconds >= SETTLED_SECONDS else streak + 1
     wait: float = FIRST_WAIT_SECONDS * 2 ** min(deaths - 1, 16)
     return Restart(min(wait, LONGEST_WAIT_SECONDS), deaths)

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -56,11 +57,16 @@ class Watchdog:
 
 
 class Child:
-    """A started program and everything it started in turn."""
+    """A started program and everything it started in turn.
+
+    Attributes:
+        draining: set once it has been seen to drain.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process, watchdog: Watchdog) -> None:
         self._process = process
         self._watchdog = watchdog
+        self.draining = asyncio.Event()
         watchdog.started(process.pid)
 
     @property
@@ -94,8 +100,13 @@ class Child:
             os.killpg(self.pid, sig)
 
 
-async def start_child(command: Command, log_file: Path, watchdog: Watchdog) -> Child:
+async def start_child(
+    command: Command, log_file: Path, watchdog: Watchdog, pass_fds: Sequence[int] = ()
+) -> Child:
     """Start a program; its output is appended to ``log_file``.
+
+    Args:
+        pass_fds: descriptors it inherits, under the same numbers.
 
     Raises:
         OSError: it cannot be started.
@@ -109,6 +120,7 @@ async def start_child(command: Command, log_file: Path, watchdog: Watchdog) -> C
             stderr=log,
             start_new_session=True,
             preexec_fn=die_with_parent,
+            pass_fds=pass_fds,
         )
     return Child(process, watchdog)
 

@@ -16,10 +16,13 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ..redis_facts import RedisFacts
 from .errors import StackError
 from .policy import RoleHealth
 
 DATA_DIR_VARIABLE = "HEADRACE_DATA_DIR"
+#: The configuration of a running stack, in its data folder.
+SETTINGS_FILE = "settings.json"
 #: Tells a role where the state of its stack is; only ``headrace up`` sets it.
 STACK_FILE_VARIABLE = "HEADRACE_STACK_FILE"
 
@@ -31,7 +34,10 @@ class ProcessState(BaseModel):
         kind: ``role`` has an ops port with ``/readyz``; ``service`` is the broker or Redis.
         pid: None while it is not running.
         port: ops port of a role, or the port a service listens on.
+        restarts: how often it was started again, for whatever reason.
         reason: why it is not ready.
+        last_exit: how the process before this one ended: its exit code (0: drained, as it was asked to), or
+            the signal, negative; None if there was none, or while the first one still drains.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -44,6 +50,7 @@ class ProcessState(BaseModel):
     ready: bool = False
     restarts: int = 0
     reason: str | None = "starting"
+    last_exit: int | None = None
     log: str = ""
 
     @property
@@ -59,6 +66,7 @@ class StackState(BaseModel):
         url: the page and the HTTP API.
         ws_url: the websocket.
         pid: the supervisor.
+        redis_facts: filled in by whoever asks its Redis, never in the file.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -70,6 +78,7 @@ class StackState(BaseModel):
     kafka: str
     redis: str
     roles: list[ProcessState] = Field(default_factory=list)
+    redis_facts: RedisFacts | None = Field(default=None, exclude=True)
 
     @property
     def ready(self) -> bool:

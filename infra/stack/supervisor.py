@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
+from ..role import DRAINING
 from .errors import StackError
-from .policy import GiveUp, after_exit, drain_phases
+from .policy import (
+    SHORTEST_DRAIN_SECONDS,
+    STACK_DRAIN_SECONDS,
+    STUCK_SECONDS,
+    GiveUp,
+    after_exit,
+    drain_phases,
+)
 from .process import Child, Watchdog, bound_log, last_words, set_aside, start_child
 from .state import ProcessState, StackState, write_json
 from .units import Unit
@@ -18,11 +28,17 @@ log = logging.getLogger(__name__)
 
 _POLL_STARTING_SECONDS = 0.2
 _POLL_READY_SECONDS = 1.0
+#: For those whose successor starts as soon as they drain: so long nobody accepts connections.
+_POLL_LISTENING_SECONDS = 0.25
 _LOG_CHECK_SECONDS = 10.0
 
 
 class Supervisor:
-    """Runs units until told to drain; every change of their state goes to the state file and ``changed``."""
+    """Runs units until told to drain; every change of their state goes to the state file and ``changed``.
+
+    A role that somebody else asks to stop drains by its own grace time and is then started again. One that
+    serves on a listening socket of ours has its successor while it still drains.
+    """
 
     def __init__(
         self,
@@ -41,6 +57,8 @@ class Supervisor:
         self._stopping = asyncio.Event()
         self._children: dict[tuple[str, int], Child] = {}
         self._keepers: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._succeeded: dict[asyncio.Task[None], tuple[str, Child]] = {}
+        self._listeners: list[socket.socket] = []
         self._probes: list[asyncio.Task[None]] = []
         self._log_bound: asyncio.Task[None] | None = None
         self._change = asyncio.Event()
@@ -52,6 +70,8 @@ class Supervisor:
             process = unit.state(self._logs)
             self.state.roles.append(process)
             set_aside(Path(process.log))
+            if unit.listener is not None:
+                self._listeners.append(unit.listener)
             key = (unit.name, unit.index)
             self._keepers[key] = asyncio.create_task(self._keep(unit, process))
             self._probes.append(asyncio.create_task(self._watch(unit, process)))
@@ -65,33 +85,52 @@ class Supervisor:
             await self._change.wait()
 
     async def drain(self) -> None:
-        """End all units in order, each phase within its grace; then nothing of them runs."""
+        """End all units in order, each phase within its time; then nothing of them runs.
+
+        The listening sockets are closed first: nobody who comes now will be served.
+        """
         self._stopping.set()
+        for listener in self._listeners:
+            listener.close()
         watchers = [*self._probes, *([self._log_bound] if self._log_bound else [])]
         for task in watchers:
             task.cancel()
         await asyncio.gather(*watchers, return_exceptions=True)
-        for names, grace in drain_phases(name for name, _ in self._keepers):
-            keys = [key for key in self._keepers if key[0] in names]
-            for key in keys:
-                if key in self._children:
-                    self._children[key].terminate()
-            _, late = await asyncio.wait([self._keepers[k] for k in keys], timeout=grace)
-            if late:
-                for key in keys:
-                    self._kill(key)
-                await asyncio.wait(late, timeout=2.0)
+        grace_ends = time.monotonic() + STACK_DRAIN_SECONDS
+        for names, seconds in drain_phases(name for name, _ in self._keepers):
+            grace = max(SHORTEST_DRAIN_SECONDS, grace_ends - time.monotonic())
+            await self._end(names, grace, seconds)
+
+    async def _end(self, names: Sequence[str], grace_seconds: float, seconds: float) -> None:
+        """Ask the processes of these names to stop, ask again after the grace time, then kill them."""
+        began = time.monotonic()
+        children = self._running(names)
+        ending = [task for (name, _), task in self._keepers.items() if name in names]
+        ending += [task for task, (name, _) in self._succeeded.items() if name in names]
+        for _, child in children:
+            child.terminate()
+        _, late = await asyncio.wait(ending, timeout=min(seconds, grace_seconds))
+        if late:
+            for _, child in children:
+                child.terminate()
+            _, late = await asyncio.wait(late, timeout=max(0.0, began + seconds - time.monotonic()))
+        if late:
+            self._kill(self._running(names))
+            await asyncio.wait(late, timeout=2.0)
 
     def kill(self) -> None:
         """End everything now, also in the middle of a drain."""
         self._stopping.set()
-        for key in self._keepers:
-            self._kill(key)
+        self._kill(self._running({name for name, _ in self._keepers}))
 
-    def _kill(self, key: tuple[str, int]) -> None:
-        child = self._children.get(key)
-        if child is not None and child.running:
-            log.warning("killed", extra={"role": key[0], "index": key[1]})
+    def _running(self, names: Collection[str]) -> list[tuple[str, Child]]:
+        found = [(name, child) for (name, _), child in self._children.items() if name in names]
+        found += [(name, child) for name, child in self._succeeded.values() if name in names]
+        return [(name, child) for name, child in found if child.running]
+
+    def _kill(self, children: Sequence[tuple[str, Child]]) -> None:
+        for name, child in children:
+            log.warning("killed", extra={"role": name, "child_pid": child.pid})
             child.kill()
 
     async def _keep(self, unit: Unit, process: ProcessState) -> None:
@@ -100,8 +139,9 @@ class Supervisor:
         while not self._stopping.is_set():
             port = unit.pick_port()
             started = time.monotonic()
+            fds = () if unit.listener is None else (unit.listener.fileno(),)
             try:
-                child = await start_child(unit.command(port), log_file, self._watchdog)
+                child = await start_child(unit.command(port), log_file, self._watchdog, fds)
             except Exception as error:
                 self._fail(StackError(f"{unit.name} cannot be started: {error}"))
                 return
@@ -110,8 +150,16 @@ class Supervisor:
                 child.terminate()
             process.pid, process.port = child.pid, port
             self._set(process, ready=False, reason="starting")
-            code = await child.wait()
+            ended = asyncio.ensure_future(child.wait())
+            if await self._has_drained_to_a_successor(unit, child, ended):
+                seeing_off = asyncio.create_task(self._see_off(unit, process, child, ended))
+                self._succeeded[seeing_off] = (unit.name, child)
+                seeing_off.add_done_callback(self._succeeded.pop)
+                process.restarts += 1
+                continue
+            code = await ended
             process.pid = None
+            process.last_exit = code
             if self._stopping.is_set():
                 self._set(process, ready=False, reason="stopped")
                 return
@@ -128,6 +176,35 @@ class Supervisor:
             log.warning("restarting", extra={"role": unit.name, "index": unit.index, "exit_code": code})
             await self._pause(decision.after_seconds)
 
+    async def _has_drained_to_a_successor(
+        self, unit: Unit, child: Child, ended: asyncio.Future[int]
+    ) -> bool:
+        """Wait until a process has ended (False), or drains and leaves its socket to a successor (True)."""
+        drains = asyncio.ensure_future(child.draining.wait())
+        waits: set[asyncio.Future[Any]] = {ended, drains}
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        drains.cancel()
+        if ended.done() or self._stopping.is_set():
+            return False
+        if unit.listener is not None:
+            return True
+        await self._until_drained(unit, child, ended)
+        return False
+
+    async def _until_drained(self, unit: Unit, child: Child, ended: asyncio.Future[int]) -> None:
+        await asyncio.wait({ended}, timeout=unit.grace_seconds + STUCK_SECONDS)
+        if not ended.done():
+            self._kill([(unit.name, child)])
+        await asyncio.wait({ended})
+
+    async def _see_off(
+        self, unit: Unit, process: ProcessState, child: Child, ended: asyncio.Future[int]
+    ) -> None:
+        """Wait for the end of a process that has a successor."""
+        await self._until_drained(unit, child, ended)
+        process.last_exit = ended.result()
+        self._publish()
+
     async def _watch(self, unit: Unit, process: ProcessState) -> None:
         """Follow a unit's readiness."""
         answered_pid: int | None = None
@@ -143,7 +220,11 @@ class Supervisor:
                         reason = str(error) or type(error).__name__
                 if process.pid == pid and (reason is None, reason) != (process.ready, process.reason):
                     self._set(process, ready=reason is None, reason=reason)
-            await asyncio.sleep(_POLL_READY_SECONDS if process.ready else _POLL_STARTING_SECONDS)
+                child = self._children.get((unit.name, unit.index))
+                if reason == DRAINING and child is not None and child.pid == pid:
+                    child.draining.set()
+            ready = _POLL_READY_SECONDS if unit.listener is None else _POLL_LISTENING_SECONDS
+            await asyncio.sleep(ready if process.ready else _POLL_STARTING_SECONDS)
 
     async def _bound_logs(self) -> None:
         while True:

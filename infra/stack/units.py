@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -49,6 +50,9 @@ class Unit:
         command: what to start, given the port.
         probe: why it is not ready, given the port; None when it is. Bounded by itself.
         on_answer: to be done each time it has been started and answers, before it counts as ready.
+        listener: the listening socket it serves on; it belongs to the supervisor, so it refuses nobody while
+            the process is restarted, and a successor can be started while the process still drains.
+        grace_seconds: how long it takes to drain at most, if it is left to itself.
     """
 
     name: str
@@ -58,6 +62,8 @@ class Unit:
     command: Callable[[int], Command]
     probe: Probe
     on_answer: Callable[[], Awaitable[object]] | None = None
+    listener: socket.socket | None = None
+    grace_seconds: float = 0.0
 
     def pick_port(self) -> int:
         """The port of its next start."""
@@ -89,9 +95,17 @@ def redis_unit(port: int, data_dir: Path) -> Unit:
 
 
 def role_units(
-    settings: Settings, settings_file: Path, state_file: Path, workers: int, http: aiohttp.ClientSession
+    settings: Settings,
+    settings_file: Path,
+    state_file: Path,
+    workers: int,
+    http: aiohttp.ClientSession,
+    listeners: Mapping[str, socket.socket],
 ) -> list[Unit]:
     """Every role, with ``workers`` workers.
+
+    Args:
+        listeners: the listening sockets of the roles that have a port, by their names.
 
     Raises:
         StackError: the engine's environment is missing.
@@ -109,12 +123,16 @@ def role_units(
 
     def unit(name: str, index: int) -> Unit:
         python = worker_python if name == "worker" else sys.executable
+        grace = settings.worker.drain_seconds if name == "worker" else settings.drain_seconds
+        listener = listeners.get(name)
 
         def command(port: int) -> Command:
-            options = ("--config", str(settings_file), "--index", str(index), "--ops-port", str(port))
+            options = ["--config", str(settings_file), "--index", str(index), "--ops-port", str(port)]
+            if listener is not None:
+                options += ["--listen-fd", str(listener.fileno())]
             return Command((python, *ROLE_MODULES[name], *options), env)
 
-        return Unit(name, index, "role", None, command, probe)
+        return Unit(name, index, "role", None, command, probe, listener=listener, grace_seconds=grace)
 
     # The slowest to come up first.
     return [

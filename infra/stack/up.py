@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -18,7 +19,9 @@ from redis.exceptions import RedisError
 from contracts.token_stream import StreamsUnavailable
 
 from ..embedded import LOOPBACK
+from ..listeners import bind_listener
 from ..open_requests_redis import OpenRequests
+from ..redis_facts import require_fit
 from ..settings import Settings
 from ..stream_redis import connect
 from ..topics import TopicsError, ensure_topics
@@ -27,7 +30,7 @@ from .display import Display
 from .errors import StackError
 from .ports import PortKeeper
 from .process import Watchdog
-from .state import StackState, data_dir_lock, state_file, write_json
+from .state import SETTINGS_FILE, StackState, data_dir_lock, state_file, write_json
 from .supervisor import Supervisor
 from .units import Unit, broker_unit, redis_unit, role_units, worker_interpreter
 
@@ -102,8 +105,9 @@ class _Run:
     async def run(self) -> int:
         self._listen_to_signals()
         data_dir = self._options.data_dir
-        settings_file = data_dir / "settings.json"
+        settings_file = data_dir / SETTINGS_FILE
         write_json(settings_file, self._settings.model_dump_json(indent=1))
+        listeners = self._listeners()
         watchdog = Watchdog()
         supervisor = Supervisor(
             self._state, state_file(data_dir), data_dir / "logs", watchdog, self._display.update
@@ -113,15 +117,34 @@ class _Run:
             async with aiohttp.ClientSession() as http:
                 try:
                     await self._until_stopped(
-                        supervisor, self._bring_up(supervisor, settings_file, http)
+                        supervisor, self._bring_up(supervisor, settings_file, http, listeners)
                     )
                 finally:
                     self._display.note("stopping")
                     await supervisor.drain()
         finally:
             watchdog.close()
+            for listener in listeners.values():
+                listener.close()
         self._display.note("stopped")
         return 0 if self._signals < 2 else 130
+
+    def _listeners(self) -> dict[str, socket.socket]:
+        """The sockets that gateway and edge serve on, for as long as this stack lives.
+
+        Raises:
+            StackError: one cannot be had.
+        """
+        found: dict[str, socket.socket] = {}
+        for name, section in (("gateway", self._settings.http), ("edge", self._settings.edge)):
+            try:
+                found[name] = bind_listener(section.host, section.port)
+            except OSError as error:
+                for listener in found.values():
+                    listener.close()
+                where = f"{section.host}:{section.port}"
+                raise StackError(f"{name} cannot listen on {where}: {error.strerror}") from None
+        return found
 
     async def _until_stopped(self, supervisor: Supervisor, bringing_up: Awaitable[None]) -> None:
         work = asyncio.ensure_future(bringing_up)
@@ -141,7 +164,11 @@ class _Run:
             await asyncio.gather(work, stopped, return_exceptions=True)
 
     async def _bring_up(
-        self, supervisor: Supervisor, settings_file: Path, http: aiohttp.ClientSession
+        self,
+        supervisor: Supervisor,
+        settings_file: Path,
+        http: aiohttp.ClientSession,
+        listeners: dict[str, socket.socket],
     ) -> None:
         options, settings = self._options, self._settings
         services: list[Unit] = []
@@ -165,13 +192,15 @@ class _Run:
             raise StackError(f"the embedded {name} did not come up: {reason}; see its log") from None
         if options.redis is not None:
             await _check_redis(settings)
+            await require_fit(settings.redis)
         if options.kafka is not None:
             try:
                 await ensure_topics(settings, _EXTERNAL_SECONDS)
             except TopicsError as error:
                 raise StackError(str(error)) from None
+        stack_file = state_file(options.data_dir)
         supervisor.start(
-            role_units(settings, settings_file, state_file(options.data_dir), options.workers, http)
+            role_units(settings, settings_file, stack_file, options.workers, http, listeners)
         )
         await supervisor.wait_ready()
         self._display.note(f"Headrace is ready: {self._state.url}  (websocket {self._state.ws_url})")

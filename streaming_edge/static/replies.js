@@ -132,7 +132,8 @@ export class Replies {
       conversation_id: chat.id,
       messages: [{ role: "user", content: turn.prompt }],
     };
-    if (this.#connection.send({ type: "chat.create", ref: reply.ref, body })) {
+    // With the key it may be sent again where the answer to it was lost: that makes no second request.
+    if (this.#connection.send({ type: "chat.create", ref: reply.ref, idempotency_key: reply.ref, body })) {
       reply.phase = "sent";
       reply.sentAt = Date.now();
     }
@@ -151,19 +152,15 @@ export class Replies {
 
   #onReady() {
     for (const { chat, turn } of this.#live()) {
-      if (turn.reply.phase === "unsent") this.#transmit(chat, turn);
-      else this.#resume(turn.reply);
+      if (turn.reply.phase === "open") this.#resume(turn.reply);
+      else this.#transmit(chat, turn);
     }
   }
 
   #onLost() {
     for (const { chat, turn } of this.#live()) {
-      if (turn.reply.phase === "sent") {
-        this.#fail(chat, turn, unconfirmed());
-      } else {
-        turn.reply.interrupted = turn.reply.phase === "open";
-        this.#changed(chat);
-      }
+      turn.reply.interrupted = turn.reply.phase === "open";
+      this.#changed(chat);
     }
   }
 
@@ -210,7 +207,7 @@ function unconfirmed() {
   return {
     code: "unconfirmed",
     message:
-      "The connection dropped before the server confirmed your message, so it may or may not have arrived. " +
+      "The page was reloaded before the server confirmed your message, so it may or may not have arrived. " +
       "Trying again may ask it twice.",
   };
 }

@@ -100,6 +100,58 @@ async def check_a_continued_reply_is_the_rest_I1(bench: Bench) -> None:
         assert joined == text, f"text after {cut} tokens"
 
 
+#: Ways to sample whose state covers the tokens of earlier attempts.
+STATEFUL: dict[str, dict[str, Any]] = {
+    "presence": {"presence_penalty": 1.5},
+    "frequency": {"frequency_penalty": 1.2, "logit_bias": {20: 3.0, 30: -50.0}},
+    "repetition": {"repetition_penalty": 1.3},
+    "all": {"presence_penalty": 0.8, "frequency_penalty": -0.4, "repetition_penalty": 1.2},
+    "minimum": {"min_tokens": 20, "ignore_eos": False, "presence_penalty": 1.0},
+}
+
+
+async def check_penalties_and_minimum_go_on_where_they_were_I1(bench: Bench) -> None:
+    async def joined(name: str, cut: int) -> None:
+        options = {"max_tokens": 20 + cut, **STATEFUL[name]}
+        request = bench.request(f"List words about {name}.", **options)
+        assert bench.engine.continues(request.sampling)
+        whole = (await collect(bench.engine, request))[0].token_ids
+        later = bench.request(f"List words about {name}.", emitted=whole[:cut], **options)
+        rest = (await collect(bench.engine, later))[0].token_ids
+        assert rest == whole[cut:], f"{name} after {cut} tokens"
+
+    for name in STATEFUL:
+        await joined(name, 9)
+    # Together, of different lengths: the rows of the engine's batch move.
+    await asyncio.gather(*(joined(name, cut) for cut in (3, 8, 15) for name in STATEFUL))
+
+
+async def check_logprobs_go_on_where_they_were_I1(bench: Bench) -> None:
+    options = {"max_tokens": 12, "top_logprobs": 2, "frequency_penalty": 1.0}
+    request = bench.request("logprobs", **options)
+    assert bench.engine.continues(request.sampling)
+    (whole,) = await collect(bench.engine, request)
+    later = bench.request("logprobs", emitted=whole.token_ids[:5], **options)
+    (rest,) = await collect(bench.engine, later)
+    for one, other in zip(rest.logprobs, whole.logprobs[5:], strict=True):
+        assert one["token"] == other["token"]
+        assert abs(one["logprob"] - other["logprob"]) < 1e-3
+
+
+async def check_a_seeded_continuation_is_repeatable_I1(bench: Bench) -> None:
+    options = {"max_tokens": 20, "temperature": 1.0, "seed": 7}
+    whole = (await collect(bench.engine, bench.request("seeded", **options)))[0].token_ids
+    later = [bench.request("seeded", emitted=whole[:6], **options) for _ in range(2)]
+    first, second = [(await collect(bench.engine, r))[0].token_ids for r in later]
+    assert first == second
+    assert len(first) == 14
+
+
+async def check_a_schema_cannot_be_continued_I1(bench: Bench) -> None:
+    assert not bench.engine.continues(Sampling(json_schema={"type": "object"}))
+    assert bench.engine.continues(Sampling(temperature=1.0, stop=["x"], seed=1, top_logprobs=3))
+
+
 async def check_replies_at_once_equal_replies_alone(bench: Bench) -> None:
     texts = [f"topic {i}" for i in range(6)]
     alone = [await collect(bench.engine, bench.request(t)) for t in texts]

@@ -10,7 +10,17 @@ import redis.asyncio as redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from contracts.entries import Accepted, Dispatched, Entry, Moderated, SealAfter, Started, Terminal, Text
+from contracts.entries import (
+    Accepted,
+    Dispatched,
+    Entry,
+    Moderated,
+    SealAfter,
+    StartAfter,
+    Started,
+    Terminal,
+    Text,
+)
 from contracts.identity import make_request_id
 from contracts.reply import Reply
 from contracts.stream_ids import ACCEPTED, DISPATCHED, MODERATED, SEAL, START, StreamId
@@ -110,6 +120,20 @@ async def test_i8_a_worker_that_was_taken_over_cannot_seal(streams: RedisTokenSt
     assert await streams.append(again) == [Appended.SEALED]
 
 
+async def test_i8_a_takeover_starts_only_from_all_that_is_out(streams: RedisTokenStreams) -> None:
+    """The worker it takes over from was only slow, and wrote one more entry meanwhile."""
+    rid = await opened(streams)
+    await streams.append([(rid, StreamId(1, 0), START_ENTRY), (rid, StreamId(1, 1), Text("a", (1,)))])
+    late = (rid, StreamId(2, 0), StartAfter(START_ENTRY, StreamId(1, 0)))
+    assert await streams.append([late]) == [Appended.FENCED]
+    right = (rid, StreamId(2, 0), StartAfter(START_ENTRY, StreamId(1, 1)))
+    assert await streams.append([right]) == [Appended.OK]
+    assert await streams.append([right]) == [Appended.FENCED]
+    await streams.seal(rid, DONE)
+    assert await streams.append([right]) == [Appended.SEALED]
+    assert await streams.append([(new_id(), *right[1:])]) == [Appended.GONE]
+
+
 async def test_a_seal_behind_text_that_the_store_has_lost_is_refused(streams: RedisTokenStreams) -> None:
     rid = await opened(streams)
     await streams.append([(rid, StreamId(1, 0), Started(worker_id="w", model_revision="1"))])
@@ -151,6 +175,22 @@ async def test_one_round_trip_answers_for_each_stream_of_its_own(streams: RedisT
     ]  # fmt: skip
     results = await streams.append(writes)
     assert results == [Appended.OK, Appended.SEALED, Appended.GONE, Appended.FENCED]
+
+
+async def test_entries_of_one_stream_are_answered_one_by_one_in_their_order(
+    streams: RedisTokenStreams,
+) -> None:
+    rid, other, gone = await opened(streams), await opened(streams), new_id()
+    text = [(StreamId(1, n), Text(str(n), (n,))) for n in (1, 2, 3)]
+    writes = [
+        (rid, *text[0]), (other, *text[1]), (rid, *text[0]), (rid, *text[2]), (other, *text[0]),
+        (gone, *text[0]), (gone, *text[1]), (rid, SEAL, DONE), (rid, StreamId(2, 0), START_ENTRY),
+    ]  # fmt: skip
+    ok, fenced = Appended.OK, Appended.FENCED
+    assert await streams.append(writes) == [
+        ok, ok, fenced, ok, fenced, Appended.GONE, Appended.GONE, ok, Appended.SEALED,
+    ]  # fmt: skip
+    assert [e.id for e in await streams.read_all(rid)] == [ACCEPTED, text[0][0], text[2][0], SEAL]
 
 
 async def test_reading_goes_on_exactly_after_an_offset(streams: RedisTokenStreams) -> None:

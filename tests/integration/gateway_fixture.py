@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -39,14 +40,16 @@ class Gateway:
 
 
 @asynccontextmanager
-async def running_gateway(settings: Settings) -> AsyncIterator[Gateway]:
+async def running_gateway(
+    settings: Settings, listener: socket.socket | None = None
+) -> AsyncIterator[Gateway]:
     await ensure_topics(settings)
     client = connect(settings.redis)
     streams = RedisTokenStreams(client, settings.streams)
     double = PipelineDouble(settings, streams)
     await double.start()
     presence = asyncio.create_task(_seem_alive(client, settings))
-    role = GatewayRole(settings)
+    role = GatewayRole(settings, listener=listener)
     try:
         await role.start()
         headers = {"Authorization": f"Bearer {DEV_PAID_KEY}"}

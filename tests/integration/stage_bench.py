@@ -18,7 +18,7 @@ from contracts.identity import make_request_id
 from contracts.records import Message, QueuedRecord, RequestRecord, Sampling
 from contracts.reply import Reply
 from contracts.tiers import QueueClass
-from infra.embedded import BROKER_FETCH_MAX_WAIT_MS
+from infra.embedded import BROKER_FETCH_MAX_WAIT_MS, BROKER_SESSION_TIMEOUT_MS
 from infra.kafka import Publisher, make_consumer
 from infra.role import Role
 from infra.settings import Settings, development, parse
@@ -42,7 +42,7 @@ def stage_settings(kafka: str, redis_server: str, database: int, **sections: Any
         "partitions": 2,
         "worker_slots": 4,
         "fetch_max_wait_ms": BROKER_FETCH_MAX_WAIT_MS,
-        "session_timeout_ms": 3_000,
+        "session_timeout_ms": BROKER_SESSION_TIMEOUT_MS,
         "idempotent": False,
     }
     raw["redis"] |= {"url": f"redis://{redis_server}/{database}"}

@@ -8,6 +8,7 @@ import json
 import logging
 import socket
 from collections.abc import AsyncIterator
+from itertools import count
 
 import httpx
 import psutil
@@ -221,16 +222,17 @@ async def test_disconnects_at_any_moment_are_normal_f5(
 ) -> None:
     caplog.set_level(logging.INFO)
     rid = await rig.opened()
+    tokens = count(1)
     for number in range(30):
         async with rig.client() as client:
             await client.subscribe(rid)
             await client.send("chat.create", body={"messages": ["x"]})
-            await rig.write(rid, ["x"], first=number + 1)
+            await rig.write(rid, ["x"], first=next(tokens))
             if number % 3 == 0:
                 client.connection.transport.abort()
             elif number % 3 == 1:
                 closing = asyncio.ensure_future(client.connection.close())
-                await rig.write(rid, ["y"], first=1_000 + number)
+                await rig.write(rid, ["y"], first=next(tokens))
                 await closing
     await eventually(lambda: REGISTRY.get_sample_value("headrace_sockets") == 0.0)
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == []
@@ -254,7 +256,7 @@ async def test_a_drain_closes_with_reconnect_and_the_rest_comes_from_another_edg
             draining = asyncio.ensure_future(first.server.drain(5.0))
             await eventually(lambda: first.server.not_ready() is not None)
             await client.send("chat.create", ref="too late", body={"messages": ["x"]})
-            assert await client.error() == "service_unavailable"
+            assert await client.pong() == [], "left to the next server"
             first.intake.gate.set()
             assert (await client.recv())["ref"] == "late", "what was asked for before is accepted"
             assert await client.closed() == CloseCase.RESTART.value.code

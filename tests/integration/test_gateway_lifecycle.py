@@ -37,61 +37,6 @@ async def gateway(settings: Callable[..., Settings]) -> AsyncIterator[Gateway]:
         yield running
 
 
-async def open_stream(gateway: Gateway, opened: asyncio.Event) -> tuple[str, str]:
-    play = script(tokens=["a"] * 5, hold_before=3)
-    body = {"model": "default", "messages": play, "stream": True}
-    async with gateway.http.stream("POST", URL, json=body) as response:
-        lines = []
-        async for line in response.aiter_lines():
-            lines.append(line)
-            if line == "id: 1-3":
-                opened.set()
-        return response.headers["x-request-id"], "\n".join(lines)
-
-
-async def test_q1_a_draining_gateway_refuses_new_work_and_sends_readers_elsewhere(
-    gateway: Gateway,
-) -> None:
-    opened = asyncio.Event()
-    streaming = asyncio.create_task(open_stream(gateway, opened))
-    play = script(tokens=["a"], hold_before=0)
-    whole = asyncio.create_task(gateway.http.post(URL, json={"model": "default", "messages": play}))
-    await opened.wait()
-
-    async def both_open() -> bool:
-        return gateway.role._replies.count == 2
-
-    await eventually(both_open, "both replies are open")
-    draining = asyncio.create_task(gateway.role.drain())
-    await asyncio.sleep(0)
-    assert (await gateway.http.get("/readyz")).status_code == 503
-    refused = await gateway.http.post(URL, json={"model": "default", "messages": script()})
-    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-    await draining
-    request_id, text = await streaming
-    assert '"code":"service_unavailable"' in text
-    assert "[DONE]" not in text
-    answer = await whole
-    assert answer.status_code == 503
-    assert answer.headers["x-request-id"] in answer.json()["error"]["message"]
-    gateway.double.release()
-    rest = await gateway.http.get(f"{URL}/{request_id}?stream=true&after=1-3")
-    assert rest.text.endswith("data: [DONE]\n\n")
-
-
-async def test_q1_a_reply_that_ends_within_the_grace_time_ends_well(
-    settings: Callable[..., Settings],
-) -> None:
-    async with running_gateway(settings(drain_seconds=20)) as gateway:
-        opened = asyncio.Event()
-        streaming = asyncio.create_task(open_stream(gateway, opened))
-        await opened.wait()
-        draining = asyncio.create_task(gateway.role.drain())
-        gateway.double.release()
-        await draining
-        assert (await streaming)[1].rstrip().endswith("data: [DONE]")
-
-
 async def test_d5_a_request_nothing_starts_is_expired_at_its_deadline(
     settings: Callable[..., Settings],
 ) -> None:

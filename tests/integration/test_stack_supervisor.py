@@ -1,6 +1,7 @@
 """The supervisor with small programs in the place of roles."""
 
 import asyncio
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ import psutil
 import pytest
 
 from infra.embedded import Command
+from infra.listeners import bind_listener
 from infra.role import EXIT_CONFIGURATION
 from infra.stack.process import Watchdog
 from infra.stack.state import StackState, read_state, state_file
@@ -123,3 +125,63 @@ async def test_readiness_waits_for_what_is_to_be_done_after_each_start(superviso
     psutil.Process(_pid(supervisor)).kill()
     await _until(lambda: len(calls) == 3)
     assert len(set(calls)) == 2
+
+
+#: Takes its time to drain after SIGTERM, until the file ``go`` is there.
+DRAINS = """
+import os, signal, sys, time
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: (asked.append(1), open(f"drains-{os.getpid()}", "w").close()))
+open(f"up-{os.getpid()}", "w").close()
+while not (asked and os.path.exists("go")):
+    time.sleep(0.02)
+"""
+
+
+def _draining_unit(tmp_path: Path, listener: socket.socket | None) -> Unit:
+    code = f"import os; os.chdir({str(tmp_path)!r})\n{DRAINS}"
+
+    def look() -> str | None:
+        up = sorted(tmp_path.glob("up-*"), key=lambda f: f.stat().st_mtime_ns)
+        if not up:
+            return "does not answer yet"
+        return "draining" if (tmp_path / up[-1].name.replace("up", "drains")).exists() else None
+
+    async def probe(_: int) -> str | None:
+        return look()
+
+    command = Command((sys.executable, "-c", code))
+    return Unit("edge", 0, "role", None, lambda _: command, probe, listener=listener, grace_seconds=60)
+
+
+async def test_a_role_on_a_socket_of_ours_has_its_successor_while_it_drains(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    with bind_listener("127.0.0.1", 0) as listener:
+        supervisor.start([_draining_unit(tmp_path, listener)])
+        await asyncio.wait_for(supervisor.wait_ready(), 10)
+        first = psutil.Process(_pid(supervisor))
+        await _until(lambda: (tmp_path / f"up-{first.pid}").exists())
+        first.terminate()
+        await _until(lambda: supervisor.state.roles[0].pid != first.pid)
+        await _until(lambda: supervisor.state.roles[0].ready)
+        assert first.is_running()
+        assert supervisor.state.roles[0].last_exit is None
+        (tmp_path / "go").touch()
+        await _until(lambda: supervisor.state.roles[0].last_exit == 0)
+        assert supervisor.state.roles[0].restarts == 1
+
+
+async def test_any_other_role_is_started_again_when_it_has_drained(
+    supervisor: Supervisor, tmp_path: Path
+) -> None:
+    supervisor.start([_draining_unit(tmp_path, None)])
+    await asyncio.wait_for(supervisor.wait_ready(), 10)
+    first = psutil.Process(_pid(supervisor))
+    await _until(lambda: (tmp_path / f"up-{first.pid}").exists())
+    first.terminate()
+    await _until(lambda: supervisor.state.roles[0].reason == "draining")
+    assert _pid(supervisor) == first.pid
+    (tmp_path / "go").touch()
+    await _until(lambda: supervisor.state.roles[0].restarts == 1)
+    assert supervisor.state.roles[0].last_exit == 0

@@ -43,7 +43,9 @@ def _gone(processes: list[psutil.Process]) -> bool:
 
 def test_status_has_every_role_once_and_says_it_is_ready(sim_stack: StackProcess) -> None:
     status = sim_stack.status()
-    assert set(status) == {"url", "ws_url", "ready", "roles"}
+    assert set(status) == {"url", "ws_url", "ready", "redis", "roles"}
+    assert status["redis"]["policy"] == "noeviction"
+    assert status["redis"]["warning"] is None
     assert status["ready"] is True
     assert status["url"].startswith("http://127.0.0.1:")
     assert status["ws_url"].startswith("ws://127.0.0.1:")
@@ -62,7 +64,8 @@ def test_status_for_people_has_a_line_per_process(sim_stack: StackProcess) -> No
     done = run_headrace("status", "--data-dir", str(sim_stack.data_dir))
     assert done.returncode == 0
     lines = done.stdout.strip().split("\n")
-    assert len(lines) == len(ROLES) + 3
+    # Of the broker, Redis, what Redis says of itself, and the page.
+    assert len(lines) == len(ROLES) + 4
     assert sim_stack.url in lines[-1]
 
 

@@ -249,7 +249,7 @@ async def test_a_worker_lost_between_the_last_text_and_the_seal_leaves_only_the_
     pieces = [FIRST_PIECE + PIECES.index(p) for p in (b"He", b"llo <to", b"ol")]
     cases = [
         # All of the budget is out.
-        ("full", {"max_tokens": 3}, Text("He", (pieces[0],) * 3), "He", FinishReason.LENGTH),
+        ("full", {"max_tokens": 3}, Text("HeHeHe", (pieces[0],) * 3), "HeHeHe", FinishReason.LENGTH),
         # A stop string cut the last token: its other half must never come.
         ("[[tool]]", {"stop": ["to"]}, Text("Hello <", tuple(pieces[:2])), "Hello <", FinishReason.STOP),
     ]

@@ -6,8 +6,8 @@ from infra.stack.policy import (
     DRAIN_PHASES,
     FIRST_WAIT_SECONDS,
     LONGEST_WAIT_SECONDS,
-    ROLE_DRAIN_SECONDS,
     SETTLED_SECONDS,
+    STACK_DRAIN_SECONDS,
     GiveUp,
     Restart,
     RoleHealth,
@@ -20,6 +20,11 @@ from infra.stack.units import ROLE_MODULES
 
 def test_a_role_that_ran_well_restarts_at_once() -> None:
     assert after_exit(-9, SETTLED_SECONDS, streak=7) == Restart(FIRST_WAIT_SECONDS, 1)
+
+
+def test_a_process_that_was_asked_to_stop_restarts_at_once_and_counts_for_no_death() -> None:
+    assert after_exit(0, 1.0, streak=7) == Restart(0.0, 0)
+    assert after_exit(0, 0.1, streak=2) == Restart(0.8, 3), "nobody was that quick: it does not start"
 
 
 def test_quick_deaths_back_off_up_to_a_bound() -> None:
@@ -42,8 +47,10 @@ def test_a_configuration_error_is_never_retried() -> None:
 def test_every_restart_waits_within_the_bounds(code: int, ran: float, streak: int) -> None:
     decision = after_exit(code, ran, streak)
     if isinstance(decision, Restart):
-        assert FIRST_WAIT_SECONDS <= decision.after_seconds <= LONGEST_WAIT_SECONDS
-        assert decision.streak >= 1
+        drained = code == 0 and ran >= FIRST_WAIT_SECONDS
+        assert decision.after_seconds <= LONGEST_WAIT_SECONDS
+        assert drained or decision.after_seconds >= FIRST_WAIT_SECONDS
+        assert drained or decision.streak >= 1
 
 
 def test_what_others_stand_on_drains_last() -> None:
@@ -65,7 +72,7 @@ def test_every_role_has_a_place_in_the_drain_and_all_of_it_fits() -> None:
     placed = {name for names, _ in DRAIN_PHASES for name in names}
     assert placed == {*ROLE_MODULES, "redis", "broker"}
     assert sum(grace for _, grace in DRAIN_PHASES) < 15
-    assert all(grace > ROLE_DRAIN_SECONDS for names, grace in DRAIN_PHASES if names & set(ROLE_MODULES))
+    assert all(grace > STACK_DRAIN_SECONDS for names, grace in DRAIN_PHASES if names & set(ROLE_MODULES))
 
 
 def _roles(**ready: bool) -> list[RoleHealth]:

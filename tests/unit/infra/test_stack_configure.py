@@ -13,7 +13,6 @@ from infra.stack.configure import (
     reachable_host,
 )
 from infra.stack.errors import StackError
-from infra.stack.policy import ROLE_DRAIN_SECONDS
 
 _WHERE = Addresses(8100, 8101, "127.0.0.1:9", "redis://127.0.0.1:7/0")
 
@@ -73,14 +72,14 @@ def test_an_unknown_key_of_the_file_is_named(tmp_path: Path) -> None:
         base_settings(UpOptions(tmp_path, config=_config(tmp_path, modles={})))
 
 
-def test_roles_get_this_stack_s_addresses_and_drain_times(tmp_path: Path) -> None:
+def test_roles_get_this_stack_s_addresses_and_their_own_drain_times(tmp_path: Path) -> None:
     base = base_settings(UpOptions(tmp_path, engine="sim"))
     settings = effective_settings(base, _WHERE, embedded_broker=True)
     assert (settings.http.port, settings.edge.port) == (8100, 8101)
     assert (settings.kafka.bootstrap, settings.redis.url) == ("127.0.0.1:9", "redis://127.0.0.1:7/0")
     assert settings.kafka.fetch_max_wait_ms == BROKER_FETCH_MAX_WAIT_MS
-    assert settings.drain_seconds <= ROLE_DRAIN_SECONDS
-    assert settings.worker.drain_seconds <= ROLE_DRAIN_SECONDS
+    assert settings.drain_seconds == base.drain_seconds
+    assert settings.worker.drain_seconds == base.worker.drain_seconds
 
 
 def test_a_kafka_of_one_s_own_keeps_its_fetch_wait(tmp_path: Path) -> None:

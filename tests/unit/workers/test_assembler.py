@@ -235,3 +235,68 @@ def test_a_takeover_after_any_cut_joins_exactly_I1(
     assert first.text + second.text == whole.text
     assert second.assembler.generated == whole.assembler.generated
     assert second.assembler.finish_reason is whole.assembler.finish_reason
+
+
+_WORDS = [b"a", b"b", b"ab", b"<", b"<e", b"en", b"n>", b">", "é".encode(), b"\xc3", b"\xa9"]
+_STOPS: list[list[str]] = [[], ["<en>"], ["ab", "b<"], ["a"], ["é<", "<en>"]]
+_REPLY = st.lists(st.sampled_from(range(len(_WORDS))), max_size=12)
+
+
+def moments(words: Sequence[int], stop: Sequence[str], min_tokens: int) -> tuple[list[list[int]], str]:
+    """The tokens that are out at each moment at which a worker may die, and the whole text."""
+    run = Run(_WORDS, stop=stop, min_tokens=min_tokens)
+    found = []
+    for word in words:
+        run.push([FIRST_PIECE + word])
+        if run.assembler.ended:
+            break
+        found.append(run.ids)
+    return found, run.finish().text
+
+
+def continued(
+    emitted: Sequence[int], words: Sequence[int], stop: Sequence[str], min_tokens: int
+) -> tuple[str, Run]:
+    """The text that was out, and a run that goes on after it with other words."""
+    detokenizer = SimDetokenizer(_WORDS)
+    texts = [detokenizer.push(t) for t in emitted]
+    run = Run(_WORDS)
+    run.assembler = Assembler(
+        SimDetokenizer(_WORDS),
+        stop=stop,
+        min_tokens=min_tokens,
+        emitted_tokens=len(emitted),
+        emitted_text="".join(texts[min_tokens:]),
+    )
+    for word in words:
+        run.push([FIRST_PIECE + word])
+    return "".join(texts), run.finish()
+
+
+@given(_REPLY, st.sampled_from(_STOPS), st.integers(0, 4))
+@settings(max_examples=400, deadline=None)
+def test_the_same_tokens_after_a_takeover_give_the_same_text_wherever_it_was_I1(
+    words: list[int], stop: list[str], min_tokens: int
+) -> None:
+    out, whole = moments(words, stop, min_tokens)
+    for ids in out:
+        text, run = continued(ids, words[len(ids) :], stop, min_tokens)
+        assert text + run.text == whole
+
+
+@given(_REPLY, _REPLY, st.sampled_from(_STOPS))
+@settings(max_examples=400, deadline=None)
+def test_other_tokens_after_a_takeover_never_complete_a_stop_string_across_the_cut_I1(
+    words: list[int], others: list[int], stop: list[str]
+) -> None:
+    for ids in moments(words, stop, 0)[0]:
+        text, run = continued(ids, others, stop, 0)
+        assert first_stop(text + run.text, stop) is None
+
+
+def test_a_stop_string_that_begins_in_text_that_is_out_ends_the_choice_I1() -> None:
+    run = Run([b"en> more"])
+    run.assembler = Assembler(SimDetokenizer([b"en> more"]), stop=["<en>"], emitted_text="a <")
+    run.push([FIRST_PIECE])
+    assert run.assembler.finish_reason is STOP
+    assert run.text == ""

@@ -72,6 +72,13 @@ def test_a_prompt_that_ends_inside_a_character_never_shows_A5() -> None:
     assert "prompt" not in "".join(streamed(BYTES, prompt, ids_of(b"ok")))
 
 
+def test_replacement_characters_that_are_out_do_not_come_again_after_a_takeover_I1() -> None:
+    emitted = ids_of(b"ok" + b"\x80" * 4)
+    assert "".join(streamed(BYTES, [], emitted)).endswith("\ufffd" * 4)
+    detokenizer = HfDetokenizer(BYTES, emitted, all_out=True)
+    assert "".join(detokenizer.push(i) for i in ids_of(b" more")) == " more"
+
+
 def test_special_tokens_and_ends_of_sequence_have_no_text_B5() -> None:
     end = BYTES.tokenizer.token_to_id("<|end|>")
     assert "".join(streamed(BYTES, [end], [*ids_of(b"a"), end, *ids_of(b"zb"), end])) == "ab"

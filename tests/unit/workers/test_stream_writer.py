@@ -6,54 +6,90 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-import pytest
-
-from contracts.entries import Accepted, Entry, SealAfter, StreamEntry, Terminal, Text
-from contracts.stream_ids import SEAL, StreamId
+from contracts.entries import (
+    Accepted,
+    Appendable,
+    Dispatched,
+    SealAfter,
+    StartAfter,
+    Started,
+    StreamEntry,
+    Terminal,
+    Text,
+)
+from contracts.errors import ErrorCode
+from contracts.reply import Reply
+from contracts.stream_ids import DISPATCHED, SEAL, StreamId
 from contracts.tiers import Status
-from contracts.token_stream import Appended, StreamsUnavailable
+from contracts.token_stream import Appended, StreamsFull, StreamsUnavailable
 from workers.leases import fate
-from workers.writer import StreamWriter, settled
+from workers.trail import KEPT, Trail
+from workers.writer import StreamWriter
 
 DONE = Terminal(status=Status.COMPLETED)
 
 
 class Streams:
-    """Last ids only, by the rule of Redis; answers can be lost before or after they are applied."""
+    """Streams by the rule of Redis; answers can be lost before or after appends are applied."""
 
     def __init__(self, *ids: str) -> None:
-        self.last: dict[str, StreamId] = dict.fromkeys(ids, StreamId(0, 3))
+        self.items: dict[str, list[StreamEntry]] = {
+            i: [StreamEntry(DISPATCHED, Dispatched(worker_id="w"))] for i in ids
+        }
         self.calls: list[list[StreamId]] = []
         self.lose_before = 0
         self.lose_after = 0
+        self.full = False
+        self.refuse_once: set[StreamId] = set()
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def append(self, writes: Sequence[tuple[str, StreamId, Entry]]) -> list[Appended]:
+    async def append(self, writes: Sequence[tuple[str, StreamId, Appendable]]) -> list[Appended]:
         await self.gate.wait()
         if self.lose_before:
             self.lose_before -= 1
             raise StreamsUnavailable("before")
         self.calls.append([entry_id for _, entry_id, _ in writes])
-        results = [self._append(rid, entry_id) for rid, entry_id, _ in writes]
+        results = [self._append(*write) for write in writes]
         if self.lose_after:
             self.lose_after -= 1
             raise StreamsUnavailable("after")
-        return results
+        if None in results:
+            raise StreamsFull("full")
+        return [r for r in results if r is not None]
 
-    def _append(self, rid: str, entry_id: StreamId) -> Appended:
-        last = self.last.get(rid)
-        if last is None:
+    def _append(self, rid: str, entry_id: StreamId, entry: Appendable) -> Appended | None:
+        items = self.items.get(rid)
+        if items is None:
             return Appended.GONE
-        if last == SEAL:
+        if items[-1].id == SEAL:
             return Appended.SEALED
-        if entry_id <= last:
+        if isinstance(entry, SealAfter):
+            if items[-1].id != entry.after:
+                return Appended.FENCED
+            entry = entry.terminal
+        elif isinstance(entry, StartAfter):
+            if items[-1].id != entry.after:
+                return Appended.FENCED
+            entry = entry.started
+        elif self.full or entry_id in self.refuse_once:
+            self.refuse_once.discard(entry_id)
+            return None
+        if entry_id <= items[-1].id:
             return Appended.FENCED
-        self.last[rid] = entry_id
+        items.append(StreamEntry(entry_id, entry))
         return Appended.OK
 
+    def lose_tail(self, rid: str, last: StreamId) -> None:
+        """What comes after ``last`` is gone, and so is the connection."""
+        self.items[rid] = [item for item in self.items[rid] if item.id <= last]
+        self.lose_before = 1
+
+    def ids(self, rid: str) -> list[str]:
+        return [str(item.id) for item in self.items[rid][1:]]
+
     async def last_ids(self, request_ids: Sequence[str]) -> list[StreamId | None]:
-        return [self.last.get(r) for r in request_ids]
+        return [self.items[r][-1].id if r in self.items else None for r in request_ids]
 
     async def create(self, request_id: str, accepted: Accepted) -> None:
         raise NotImplementedError
@@ -62,13 +98,14 @@ class Streams:
         raise NotImplementedError
 
     async def read(self, request_id: str, after: StreamId, limit: int) -> list[StreamEntry]:
-        raise NotImplementedError
+        return [item for item in self.items[request_id] if item.id > after][:limit]
 
 
 class Sink:
     def __init__(self, request_id: str, attempt: int = 1) -> None:
         self.request_id = request_id
         self.attempt = attempt
+        self.trail = Trail()
         self.answers: list[StreamId | Appended | None] = []
         self.closed = False
 
@@ -97,6 +134,10 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
         while not condition():
             await asyncio.sleep(0.001)
+
+
+def began(worker_id: str = "me") -> Started:
+    return Started(worker_id=worker_id, model_revision="1", tokens_out=0)
 
 
 def text(n: int, attempt: int = 1) -> tuple[StreamId, Text]:
@@ -142,7 +183,7 @@ async def test_an_append_that_never_arrived_is_repeated() -> None:
 
 async def test_another_attempt_fences_and_what_follows_is_dropped() -> None:
     streams, old, other = Streams("a", "b"), Sink("a"), Sink("b")
-    streams.last["a"] = StreamId(2, 0)
+    streams._append("a", StreamId(2, 0), began("other"))
     async with running(streams) as writer:
         writer.put(old, *text(1))
         writer.put(old, *text(2))
@@ -152,12 +193,12 @@ async def test_another_attempt_fences_and_what_follows_is_dropped() -> None:
         writer.put(other, *text(2))
         await until(lambda: len(other.answers) == 2)
     assert old.answers == [Appended.FENCED]
-    assert streams.last["a"] == StreamId(2, 0)
+    assert streams.ids("a") == ["2-0"]
 
 
 async def test_a_sealed_and_a_lost_stream_are_told_apart() -> None:
     streams, sealed, gone = Streams("a"), Sink("a"), Sink("nothere")
-    streams.last["a"] = SEAL
+    streams._append("a", SEAL, DONE)
     async with running(streams) as writer:
         writer.put(sealed, *text(1))
         writer.put(gone, *text(1))
@@ -189,43 +230,152 @@ async def test_a_full_writer_makes_replies_wait_F1() -> None:
     assert not writer.full
 
 
-@pytest.mark.parametrize(
-    ("last", "entry_id", "verdict"),
-    [
-        (None, StreamId(1, 1), Appended.GONE),
-        (SEAL, StreamId(1, 1), Appended.SEALED),
-        (SEAL, SEAL, Appended.SEALED),
-        (StreamId(1, 4), StreamId(1, 5), None),
-        (StreamId(1, 5), StreamId(1, 5), Appended.OK),
-        (StreamId(2, 0), StreamId(1, 5), Appended.FENCED),
-        (StreamId(1, 0), StreamId(1, 0), Appended.FENCED),
-    ],
-)
-def test_the_last_id_says_what_became_of_an_append(
-    last: StreamId | None, entry_id: StreamId, verdict: Appended | None
-) -> None:
-    assert settled(last, entry_id, Text("x")) is verdict
-
-
-@pytest.mark.parametrize(
-    ("last", "verdict"),
-    [
-        (None, Appended.GONE),
-        (SEAL, Appended.SEALED),
-        (StreamId(1, 3), None),
-        (StreamId(2, 0), Appended.FENCED),
-        (StreamId(1, 2), Appended.FENCED),
-    ],
-)
-def test_a_seal_is_written_again_only_behind_the_text_it_belongs_to(
-    last: StreamId | None, verdict: Appended | None
-) -> None:
-    seal = SealAfter(Terminal(status=Status.COMPLETED), StreamId(1, 3))
-    assert settled(last, SEAL, seal) is verdict
-
-
 def test_the_last_id_says_what_became_of_an_attempt() -> None:
     assert fate(StreamId(1, 9), 1) is Appended.OK
     assert fate(StreamId(2, 0), 1) is Appended.FENCED
     assert fate(SEAL, 1) is Appended.SEALED
     assert fate(None, 1) is Appended.GONE
+
+
+def seal(after: int) -> tuple[StreamId, SealAfter]:
+    return SEAL, SealAfter(DONE, StreamId(1, after))
+
+
+async def started(writer: StreamWriter, streams: Streams, sink: Sink, texts: int = 0) -> None:
+    writer.put(sink, StreamId(1, 0), began())
+    for n in range(1, texts + 1):
+        writer.put(sink, *text(n))
+    await until(lambda: len(sink.answers) == texts + 1)
+
+
+def reply(streams: Streams, rid: str) -> Reply:
+    return Reply().extend(streams.items[rid])
+
+
+async def test_a_lost_end_of_a_stream_is_written_again_before_anything_new_e10() -> None:
+    streams, sink = Streams("a"), Sink("a")
+    async with running(streams) as writer:
+        await started(writer, streams, sink, texts=5)
+        streams.lose_tail("a", StreamId(1, 2))
+        writer.put(sink, *text(6))
+        writer.put(sink, *seal(6))
+        await until(lambda: SEAL in sink.answers)
+    assert streams.ids("a") == ["1-0", *(f"1-{n}" for n in range(1, 7)), str(SEAL)]
+    assert reply(streams, "a").gap is None
+
+
+async def test_the_loss_is_seen_by_every_reply_not_only_by_the_one_whose_append_failed() -> None:
+    streams, first, second = Streams("a", "b"), Sink("a"), Sink("b")
+    async with running(streams) as writer:
+        await started(writer, streams, first, texts=3)
+        await started(writer, streams, second, texts=3)
+        streams.lose_tail("a", StreamId(1, 1))
+        streams.lose_tail("b", StreamId(1, 1))
+        writer.put(first, *text(4))
+        await until(lambda: StreamId(1, 4) in first.answers)
+        writer.put(second, *text(4))
+        await until(lambda: StreamId(1, 4) in second.answers)
+    for rid in ("a", "b"):
+        assert streams.ids(rid) == [f"1-{n}" for n in range(5)]
+
+
+async def test_more_loss_than_is_remembered_leaves_the_reply_to_another_attempt() -> None:
+    streams, sink = Streams("a"), Sink("a")
+    async with running(streams, limit=2 * KEPT) as writer:
+        await started(writer, streams, sink, texts=KEPT + 5)
+        streams.lose_tail("a", StreamId(1, 2))
+        writer.put(sink, *text(KEPT + 6))
+        await until(lambda: sink.closed)
+    assert sink.answers[-1] is Appended.FENCED
+    assert streams.ids("a") == ["1-0", "1-1", "1-2"]
+
+
+async def test_an_attempt_that_lost_its_start_has_lost_its_claim() -> None:
+    streams, sink = Streams("a"), Sink("a")
+    async with running(streams) as writer:
+        await started(writer, streams, sink, texts=2)
+        streams.lose_tail("a", DISPATCHED)
+        streams._append("a", StreamId(1, 0), began("another"))
+        writer.put(sink, *text(3))
+        await until(lambda: sink.closed)
+    assert sink.answers[-1] is Appended.FENCED
+    assert streams.ids("a") == ["1-0"]
+
+
+async def test_a_start_whose_answer_was_lost_is_told_from_anothers() -> None:
+    for worker_id, answer in (("me", StreamId(1, 0)), ("another", Appended.FENCED)):
+        streams, sink = Streams("a"), Sink("a")
+        streams.lose_before = 1
+        streams._append("a", StreamId(1, 0), began(worker_id))
+        async with running(streams) as writer:
+            writer.put(sink, StreamId(1, 0), began())
+            await until(lambda sink=sink: bool(sink.answers))
+        assert sink.answers == [answer]
+
+
+async def test_text_and_seal_of_a_failed_append_are_both_written_again() -> None:
+    streams, sink = Streams("a"), Sink("a")
+    async with running(streams) as writer:
+        await started(writer, streams, sink, texts=1)
+        streams.lose_before = 1
+        writer.put(sink, *text(2))
+        writer.put(sink, *seal(2))
+        await until(lambda: len(sink.answers) == 4)
+    assert sink.answers[-2:] == [StreamId(1, 2), SEAL]
+
+
+async def test_a_full_store_is_waited_for_h8() -> None:
+    streams, sink = Streams("a"), Sink("a")
+    async with running(streams) as writer:
+        await started(writer, streams, sink, texts=1)
+        streams.full = True
+        writer.put(sink, *text(2))
+        await until(lambda: len(streams.calls) > 3)
+        streams.full = False
+        await until(lambda: StreamId(1, 2) in sink.answers)
+
+
+async def test_a_store_that_stays_full_ends_the_reply_with_a_clear_error_h8() -> None:
+    streams, sink = Streams("a"), Sink("a")
+    async with running(streams, give_up=0.0) as writer:
+        await started(writer, streams, sink, texts=1)
+        streams.full = True
+        writer.put(sink, *text(2))
+        await until(lambda: sink.closed)
+    assert sink.answers[-1] is Appended.SEALED
+    found = reply(streams, "a").terminal
+    assert found is not None
+    assert found.error is not None
+    assert found.error.code == ErrorCode.UNAVAILABLE
+
+
+async def test_a_hole_that_a_half_applied_append_made_ends_the_reply_h8() -> None:
+    """Memory that is freed in the middle of a pipeline: an entry is refused, the next one is taken."""
+    streams, sink = Streams("a"), Sink("a")
+    async with running(streams) as writer:
+        await started(writer, streams, sink, texts=1)
+        streams.refuse_once = {StreamId(1, 2)}
+        streams.gate.clear()
+        writer.put(sink, *text(2))
+        writer.put(sink, *text(3))
+        streams.gate.set()
+        await until(lambda: sink.closed)
+    assert streams.ids("a") == ["1-0", "1-1", "1-3", str(SEAL)]
+    found = reply(streams, "a")
+    assert found.gap == StreamId(1, 3)
+    assert found.terminal is not None
+    assert found.terminal.error is not None
+    assert found.terminal.error.code == ErrorCode.STREAM_LOST
+
+
+async def test_i8_a_takeover_that_comes_too_early_is_refused_and_its_text_stays_out() -> None:
+    """Its text would have a larger id than whatever refuses its start."""
+    streams, sink = Streams("a"), Sink("a", attempt=2)
+    streams._append("a", StreamId(1, 0), began("other"))
+    streams._append("a", *text(1))
+    async with running(streams) as writer:
+        writer.put(sink, StreamId(2, 0), StartAfter(began(), StreamId(1, 0)))
+        writer.put(sink, *text(1, attempt=2))
+        await until(lambda: sink.closed)
+    assert sink.answers == [Appended.FENCED]
+    assert streams.ids("a") == ["1-0", "1-1"]

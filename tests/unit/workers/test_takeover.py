@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from contracts.entries import (
     Accepted,
     Dispatched,
@@ -19,8 +17,8 @@ from contracts.entries import (
 from contracts.records import DispatchRecord, Sampling
 from contracts.reply import Reply
 from contracts.stream_ids import SEAL, StreamId
-from contracts.tiers import QueueClass, Status
-from workers.takeover import Expired, Finished, Foreign, Generate, Lost, NotContinuable, decide
+from contracts.tiers import FinishReason, QueueClass, Status
+from workers.takeover import Expired, Finished, Foreign, Generate, Lost, NotContinuable, decide, ended_as
 
 ME, OTHER = "w-1", "w-2"
 RID = "chatcmpl-" + "0" * 32
@@ -60,8 +58,22 @@ def started(attempt: int) -> tuple[tuple[int, int], Entry]:
     return (attempt, 0), Started(worker_id=OTHER, model_revision="1")
 
 
-def decided(reply: Reply, *, holder: str | None = None, now_ms: int = 0, **options: Any) -> Any:
-    return decide(record(**options), reply, lease_holder=holder, worker_id=ME, now_ms=now_ms)
+def decided(
+    reply: Reply,
+    *,
+    holder: str | None = None,
+    now_ms: int = 0,
+    continues: bool = True,
+    **options: Any,
+) -> Any:
+    return decide(
+        record(**options),
+        reply,
+        lease_holder=holder,
+        worker_id=ME,
+        continues=continues,
+        now_ms=now_ms,
+    )
 
 
 def test_a_request_nobody_started_is_generated_from_the_start() -> None:
@@ -90,10 +102,20 @@ def test_tokens_of_all_attempts_are_carried_over() -> None:
     assert decided(reply, attempt=2) == Generate(3, (7, 8))
 
 
-@pytest.mark.parametrize("kind", [{"n": 2}, {"json_schema": {"type": "object"}}, {"top_logprobs": 0}])
-def test_replies_that_cannot_be_continued_fail_once_text_is_out_I1(kind: dict[str, Any]) -> None:
-    assert decided(stream(started(1), ((1, 1), Text("a", (7,)))), **kind) == NotContinuable()
-    assert decided(stream(started(1)), **kind) == Generate(2)
+def test_several_choices_with_text_out_fail_and_without_start_anew_I1() -> None:
+    assert decided(stream(started(1), ((1, 1), Text("a", (7,)))), n=2) == NotContinuable()
+    assert decided(stream(started(1)), n=2) == Generate(2)
+
+
+def test_what_the_engine_cannot_continue_fails_once_text_is_out_and_starts_anew_before_I1() -> None:
+    out = stream(started(1), ((1, 1), Text("a", (7,))))
+    assert decided(out, continues=False) == NotContinuable()
+    assert decided(stream(started(1)), continues=False) == Generate(2)
+
+
+def test_logprobs_are_continued_each_token_carries_its_own_I1() -> None:
+    out = stream(started(1), ((1, 1), Text("a", (7,), logprobs=({"token": "a"},))))
+    assert decided(out, top_logprobs=2) == Generate(2, (7,))
 
 
 def test_a_sealed_request_only_needs_its_outcome_I5() -> None:
@@ -103,3 +125,19 @@ def test_a_sealed_request_only_needs_its_outcome_I5() -> None:
 
 def test_a_request_without_a_stream_is_lost() -> None:
     assert decided(Reply()) == Lost()
+
+
+def test_a_choice_whose_last_token_was_cut_by_a_stop_string_has_ended_E2() -> None:
+    assert ended_as(2, "a <en", "a ", budget=9) is FinishReason.STOP
+    assert ended_as(2, "a <en", "a ", budget=2) is FinishReason.STOP
+
+
+def test_a_choice_with_its_budget_out_has_ended_E2() -> None:
+    assert ended_as(2, "a b", "a b", budget=2) is FinishReason.LENGTH
+    assert ended_as(2, "ok", "ok!", budget=2) is FinishReason.LENGTH
+    assert ended_as(2, "a b", "a b", budget=3) is None
+    assert ended_as(2, "a b", "a b", budget=None) is None
+
+
+def test_a_choice_that_ended_inside_a_character_has_ended_E2() -> None:
+    assert ended_as(2, "ok", "ok!", budget=9) is FinishReason.STOP
