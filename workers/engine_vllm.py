@@ -259,11 +259,13 @@ def _sampling_params(sampling: Sampling, emitted: int, *, draws_by_position: boo
     seed = sampling.seed
     if seed is not None and emitted and not draws_by_position:
         seed = _seed_after(seed, emitted)
+    # vLLM refuses several greedy choices; sampling from the one best token is the same.
+    several_greedy = sampling.n > 1 and sampling.temperature == 0
     return SamplingParams(
         n=sampling.n,
-        temperature=sampling.temperature,
+        temperature=1.0 if several_greedy else sampling.temperature,
         top_p=sampling.top_p,
-        top_k=sampling.top_k,
+        top_k=1 if several_greedy else sampling.top_k,
         min_p=sampling.min_p,
         seed=seed,
         presence_penalty=penalties[0],

@@ -85,6 +85,14 @@ async def check_each_choice_finishes_once_B4(bench: Bench) -> None:
     assert [len(c.token_ids) for c in choices] == [16] * 3
 
 
+async def check_greedy_choices_are_all_the_greedy_reply_B4(bench: Bench) -> None:
+    if not bench.is_model:
+        return  # its choices differ whatever the temperature
+    (alone,) = await collect(bench.engine, bench.request("two"))
+    choices = await collect(bench.engine, bench.request("two", n=2))
+    assert [c.token_ids for c in choices] == [alone.token_ids] * 2
+
+
 async def check_a_continued_reply_is_the_rest_I1(bench: Bench) -> None:
     request = bench.request("tell me a story", max_tokens=24)
     whole = (await collect(bench.engine, request))[0].token_ids
