@@ -23,7 +23,6 @@ from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 from contracts.entries import (
     Accepted,
     Appendable,
-    Entry,
     SealAfter,
     StartAfter,
     StreamEntry,
@@ -160,17 +159,6 @@ class RedisTokenStreams:
             each = answer if len(run) > 1 and isinstance(answer, list) else [answer] * len(run)
             results |= zip(run, map(_appended, each), strict=True)
         return [results[at] for at in range(len(writes))]
-
-    async def start_attempt(self, request_id: str, attempt: StreamId, entry: Entry) -> Appended:
-        """Append ``<a>-0`` and take the lease in the same round trip.
-
-        The lease may be set although the append was refused; it then runs out by itself.
-        """
-        async with reachable(), self._redis.pipeline(transaction=False) as pipe:
-            _xadd(pipe, request_id, attempt, entry)
-            self._renew(pipe, request_id, getattr(entry, "worker_id", ""))
-            results = await pipe.execute(raise_on_error=False)
-            return _appended(results[0])
 
     async def seal(self, request_id: str, terminal: Terminal) -> Appended:
         """See :class:`contracts.token_stream.TokenStreams`."""

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
-from contracts.entries import Accepted, Started, StreamEntry, Terminal, Text
+from contracts.entries import Accepted, StreamEntry, Terminal, Text
 from contracts.identity import make_request_id
 from contracts.stream_ids import ACCEPTED, SEAL, START, StreamId
 from contracts.tiers import FinishReason, Status
@@ -22,6 +22,7 @@ from infra.settings import RedisSettings, StreamSettings
 from infra.stream_redis import RedisTokenStreams, connect, stream_key
 from streaming_edge.errors import StreamLost
 from streaming_edge.hub import Hub, Subscription
+from tests.attempts import start_attempt
 from tests.redis_servers import SERVERS, RedisServer, restartable
 
 ACCEPT = Accepted(tenant="t", tier="paid", model="m", created_ms=1)
@@ -374,9 +375,7 @@ async def test_any_pace_of_writer_and_readers_gives_every_reader_the_same_text_e
             at += size
             await asyncio.sleep(0)
         if takeover:
-            await rig.streams.start_attempt(
-                rid, StreamId(2, 0), Started(worker_id="b", model_revision="1")
-            )
+            await start_attempt(rig.streams, rid, 2, "b")
             await rig.write(rid, at + 1, at + 5, attempt=2)
         await rig.streams.seal(rid, DONE)
         whole, *partial = await asyncio.gather(*readers)

@@ -28,6 +28,7 @@ from contracts.tiers import FinishReason, Status
 from contracts.token_stream import Appended, StreamsUnavailable
 from infra.settings import RedisSettings, StreamSettings
 from infra.stream_redis import RedisTokenStreams, connect, stream_key
+from tests.attempts import start_attempt
 from tests.redis_servers import SERVERS, server_url
 
 ACCEPT = Accepted(tenant="t", tier="paid", model="m", created_ms=1, conversation_id="c")
@@ -88,9 +89,9 @@ async def test_a_repeated_append_is_refused_and_changes_nothing(streams: RedisTo
 
 async def test_a_new_attempt_fences_the_old_one(streams: RedisTokenStreams) -> None:
     rid = await opened(streams)
-    assert await streams.start_attempt(rid, StreamId(1, 0), START_ENTRY) is Appended.OK
+    assert await start_attempt(streams, rid, 1) is Appended.OK
     assert await one(streams, rid, StreamId(1, 1), Text("a", (1,))) is Appended.OK
-    assert await streams.start_attempt(rid, StreamId(2, 0), START_ENTRY) is Appended.OK
+    assert await start_attempt(streams, rid, 2) is Appended.OK
     assert await one(streams, rid, StreamId(1, 2), Text("late", (2,))) is Appended.FENCED
     assert await one(streams, rid, StreamId(2, 2), Text("b", (2,))) is Appended.OK
     assert Reply().extend(await streams.read_all(rid)).choices[0].text == "ab"
@@ -147,7 +148,7 @@ async def test_the_seal_starts_the_retention_and_drops_the_lease(
     streams: RedisTokenStreams, client: redis.Redis
 ) -> None:
     rid = await opened(streams)
-    await streams.start_attempt(rid, StreamId(1, 0), START_ENTRY)
+    await start_attempt(streams, rid, 1)
     assert await streams.lease_holders([rid]) == ["w"]
     await streams.seal(rid, DONE)
     assert await streams.lease_holders([rid]) == [None]

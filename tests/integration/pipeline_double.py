@@ -13,7 +13,7 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer
 
-from contracts.entries import Dispatched, Moderated, Started, Terminal, Text
+from contracts.entries import Dispatched, Moderated, Terminal, Text
 from contracts.errors import ErrorCode, error_body
 from contracts.records import RequestRecord, Usage, decode
 from contracts.stream_ids import DISPATCHED, MODERATED, StreamId
@@ -21,6 +21,7 @@ from contracts.tiers import FinishReason, Status
 from contracts.token_stream import Appended
 from infra.settings import Settings
 from infra.stream_redis import RedisTokenStreams
+from tests.attempts import start_attempt
 
 
 def script(**parts: Any) -> list[dict[str, Any]]:
@@ -92,9 +93,7 @@ class PipelineDouble:
                 (rid, DISPATCHED, Dispatched(worker_id="double")),
             ]
         )
-        await self._streams.start_attempt(
-            rid, StreamId(1, 0), Started(worker_id="double", model_revision="rev-1")
-        )
+        await start_attempt(self._streams, rid, 1, "double", "rev-1")
         count = 0
         for k, piece in enumerate(play["tokens"] * play["repeat"]):
             if play["hold_before"] == k:

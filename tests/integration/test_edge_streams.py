@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from contracts.entries import Started, Terminal
+from contracts.entries import Terminal
 from contracts.errors import ErrorCode, error_body
-from contracts.stream_ids import SEAL, StreamId
+from contracts.stream_ids import SEAL
 from contracts.tiers import Status
 from infra.stream_redis import stream_key
+from tests.attempts import start_attempt
 from tests.edge_kit import EdgeRig, edge_rig
 
 PIECES = [f"{n}é👩‍💻\u2028 " for n in range(1, 301)]
@@ -266,7 +267,7 @@ async def test_a_takeover_shows_as_resumed_and_the_text_goes_on(rig: EdgeRig) ->
     async with rig.client() as client:
         await client.subscribe(rid, "1-0")
         await rig.write(rid, ["a", "b"])
-        await rig.streams.start_attempt(rid, StreamId(2, 0), Started(worker_id="v", model_revision="1"))
+        await start_attempt(rig.streams, rid, 2, "v")
         await rig.write(rid, ["c"], first=3, attempt=2)
         await rig.finish(rid)
         frames = [await client.recv() for _ in range(5)]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from contracts.entries import Moderated, Started, Terminal, Text
+from contracts.entries import Moderated, Terminal, Text
 from contracts.records import OutcomeRecord, decode
 from contracts.stream_ids import MODERATED, StreamId
 from contracts.tiers import Status
@@ -15,6 +15,7 @@ from infra.open_requests_redis import OPEN_KEY, OpenRequests
 from infra.stream_redis import stream_key
 from stages.reaper import DEADLINE_MARGIN_MS, ORPHANED
 from stages.scheduler_kafka import SchedulerRole
+from tests.attempts import start_attempt
 from tests.integration.test_stage_scheduler import CardboardWorker, alive, queue
 
 from .stage_bench import Bench, now_ms, queued_record, request_record, running, stage_settings, until
@@ -91,8 +92,7 @@ async def test_i5_a_started_request_nobody_has_in_hand_fails_and_one_with_a_leas
 ) -> None:
     orphan, leased = await accepted(bench), await accepted(bench)
     for rid in (orphan, leased):
-        start = Started(worker_id="dead", model_revision="1")
-        await bench.streams.start_attempt(rid, StreamId(1, 0), start)
+        await start_attempt(bench.streams, rid, 1, "dead")
         await bench.streams.append([(rid, StreamId(1, 2), Text("ab", (1, 2)))])
     async with running(SchedulerRole(bench.settings)):
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from contracts.entries import Started, Terminal, Text
+from contracts.entries import Terminal, Text
 from contracts.records import DeadLetterRecord, DispatchRecord, OutcomeRecord, QueuedRecord, decode
 from contracts.stream_ids import SEAL, StreamId
 from contracts.tiers import QueueClass, Status
@@ -19,6 +19,7 @@ from infra.presence_redis import ReaderPresence
 from infra.tasks import end_tasks
 from infra.worker_feed_redis import WorkerFeed
 from stages.scheduler_kafka import DEPTH_KEY, SchedulerRole
+from tests.attempts import start_attempt
 
 from .stage_bench import Bench, now_ms, queued_record, running, stage_settings, until
 
@@ -78,10 +79,8 @@ class CardboardWorker:
 
     async def start(self, record: DispatchRecord) -> Appended:
         """Begin an attempt, and from now on renew its lease."""
-        entry = Started(worker_id=self.name, model_revision="1")
-        result = await self.bench.streams.start_attempt(
-            record.request_id, StreamId(record.attempt, 0), entry
-        )
+        streams, attempt = self.bench.streams, record.attempt
+        result = await start_attempt(streams, record.request_id, attempt, self.name)
         if result is Appended.OK:
             self.held[record.request_id] = record
         return result
