@@ -9,8 +9,11 @@ from contextlib import contextmanager
 from typing import Any, Final, cast
 
 import uvicorn
+from pydantic_core import to_json
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from contracts.errors import ErrorBody, ErrorCode, error_body
 
 _KEEP_ALIVE_SECONDS: Final = 75
 _CLOSE_SECONDS: Final = 2
@@ -20,11 +23,22 @@ _QUIET_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 0.05
 #: Request line and headers together.
 MAX_HEAD_BYTES: Final = 65_536
-_HEAD_TOO_LARGE: Final = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
-    b"connection: close\r\n\r\n"
-    b'{"error":{"message":"The headers are too large.","type":"invalid_request_error",'
-    b'"param":null,"code":"request_too_large"}}'
+
+
+def _last_answer(status: bytes, body: ErrorBody) -> bytes:
+    """An answer that no application gives; the connection is closed after it."""
+    content = to_json({"error": body.model_dump()})
+    head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+    return head % (status, len(content)) + content
+
+
+_HEAD_TOO_LARGE: Final = _last_answer(
+    b"431 Request Header Fields Too Large",
+    error_body(ErrorCode.REQUEST_TOO_LARGE, "The headers are too large."),
+)
+_NOT_HTTP: Final = _last_answer(
+    b"400 Bad Request",
+    error_body(ErrorCode.INVALID_REQUEST, "This is not a valid HTTP/1.1 request."),
 )
 
 
@@ -43,8 +57,8 @@ class _Config(uvicorn.Config):
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 with a bound on the bytes before a body, which neither it nor its parser has, and
-    with a way to leave its clients without an error.
+    """uvicorn's HTTP/1.1 with a bound on the bytes before a body, which neither it nor its parser has, with
+    refusals in the API's shape, and with a way to leave its clients without an error.
     """
 
     _head_bytes = 0
@@ -79,6 +93,11 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_headers_complete()
         if cast(_Config, self.config).leaving:
             self.close_after_answer()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what the parser does not take; ``msg`` is about our code rather than for the client."""
+        self.transport.write(_NOT_HTTP)
+        self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Refuse what goes on for too long without its headers coming to an end."""

@@ -177,3 +177,16 @@ async def test_endless_headers_are_cut_off(gateway: Gateway, first: bytes) -> No
             break
     assert await asyncio.wait_for(answering, 5) == b"HTTP/1.1 431"
     writer.close()
+
+
+@pytest.mark.parametrize(
+    "first", [b"\x16\x03\x01\x02\x00\x01\x00\x01", b"GET / HTTP/1.1\r\nno header\r\n\r\n", b"{}\n\n"]
+)
+async def test_what_is_no_http_is_refused_in_the_api_s_shape(gateway: Gateway, first: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.role.port)
+    writer.write(first)
+    head, _, answer = (await asyncio.wait_for(reader.read(), 5)).partition(b"\r\n\r\n")
+    writer.close()
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert f"content-length: {len(answer)}".encode() in head
+    assert json.loads(answer)["error"]["code"] == "invalid_request"
