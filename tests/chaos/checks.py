@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from contracts.entries import Started, StreamEntry, Terminal, Text
+from contracts.errors import ErrorCode
 from contracts.records import OutcomeRecord
 from contracts.reply import Reply
 from contracts.stream_ids import SEAL
@@ -14,10 +15,11 @@ from contracts.tiers import Status
 from .evidence import Evidence
 from .expected import Expected, Turn, completed, prompt_ids, token_ids
 from .ledger import Call, Reading
-from .plan import MAX_WAIT_SECONDS
 
 #: An expired request may be found so much later than its deadline, and clocks differ by nothing here.
 _EARLY_MS = 100
+#: How a request may fail that was in a Redis which has forgotten.
+_FAILED_BY_REDIS = (ErrorCode.STREAM_LOST, ErrorCode.UNAVAILABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,13 @@ class Rules:
     """What a run may expect.
 
     Attributes:
+        max_wait_seconds: after so long a request that has not started is expired.
         simulated: the text is the simulated engine's.
         broker_lost: the broker lost its memory: requests may fail or expire, but must end.
         redis_lost: Redis was killed: a stream may be lost, but never half.
     """
 
+    max_wait_seconds: float
     simulated: bool = True
     broker_lost: bool = False
     redis_lost: bool = False
@@ -157,12 +161,13 @@ class _Checks:
         if status is Status.FAILED:
             # docs/GUARANTEES.md: several choices cannot be continued once text is out.
             allowed = code == "worker_lost" and plan.n > 1 and bool(self._reply.choices)
+            allowed = allowed or (self._rules.broker_lost and code == ErrorCode.UNAVAILABLE)
+            allowed = allowed or (self._rules.redis_lost and code in _FAILED_BY_REDIS)
         if status is Status.EXPIRED:
             waited = [o.duration_ms or 0 for o in self._outcomes]
-            limit = min(MAX_WAIT_SECONDS.values()) * 1000 - _EARLY_MS
+            limit = self._rules.max_wait_seconds * 1000 - _EARLY_MS
             allowed = not self._reply.attempts and all(ms >= limit for ms in waited)
-        lost = self._rules.broker_lost or self._rules.redis_lost
-        if not allowed and not (lost and status in (Status.FAILED, Status.EXPIRED)):
+        if not allowed:
             yield self._broken(
                 "unexpected end", f"{status.value} {code}, attempts {self._reply.attempts}"
             )

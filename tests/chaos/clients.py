@@ -16,8 +16,6 @@ from .wire import SILENCE_SECONDS, Accepted, Cut, Network, Refused, Status, Text
 from .wire_http import EventStream, cancel, event_stream, whole
 from .wire_websocket import Socket, socket
 
-#: How long a client waits for the end of a reply, all tries together.
-PATIENCE_SECONDS = 120.0
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 2.0
 
@@ -25,8 +23,10 @@ _LONGEST_PAUSE_SECONDS = 2.0
 class Client:
     """Carries out visits, and enters what it is told into the ledger's calls."""
 
-    def __init__(self, network: Network, calls: list[Call], seed: int) -> None:
+    def __init__(self, network: Network, calls: list[Call], seed: int, patience_seconds: float) -> None:
+        """Clients that wait so long for the end of a reply, all tries together."""
         self._network = network
+        self._patience = patience_seconds
         self._calls = calls
         self._rng = random.Random(seed)
 
@@ -36,12 +36,12 @@ class Client:
             call = Call(plan)
             self._calls.append(call)
             try:
-                async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as group:
+                async with asyncio.timeout(self._patience), asyncio.TaskGroup() as group:
                     if plan.late_reader is not None:
                         group.create_task(self._read_late(call, plan.late_reader))
                     await self._converse(call)
             except TimeoutError:
-                call.gave_up = f"no end within {PATIENCE_SECONDS:.0f} s"
+                call.gave_up = f"no end within {self._patience:.0f} s"
             except BaseExceptionGroup as group_error:
                 raise group_error.exceptions[0] from None
 
@@ -53,7 +53,7 @@ class Client:
 
     async def _read_late(self, call: Call, door: Door) -> None:
         """Another reader, from the start; joins a little after the request is known."""
-        for _ in range(int(PATIENCE_SECONDS / 0.05)):
+        for _ in range(int(self._patience / 0.05)):
             if call.request_id is not None or call.refusal is not None:
                 break
             await asyncio.sleep(0.05)
@@ -194,7 +194,7 @@ class Client:
                 reply = await whole(
                     self._network,
                     plan.key,
-                    PATIENCE_SECONDS,
+                    self._patience,
                     create=body,
                     request_id=call.request_id or "",
                 )

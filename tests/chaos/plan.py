@@ -22,8 +22,6 @@ KEYS = (
     ("sk-chaos-free-2", "initech", "free"),
     ("sk-chaos-batch", "umbrella", "batch"),
 )
-#: Seconds after which a request that has not started is expired.
-MAX_WAIT_SECONDS = {"paid": 60.0, "free": 60.0, "batch": 60.0}
 
 
 class Door(StrEnum):
@@ -186,15 +184,15 @@ def _plan(rng: random.Random, number: int, kind: str, at: float, key: str) -> Pl
             return replace(plan, door=rng.choice(list(Door)), max_tokens=min(tokens, 120))
 
 
-def settings_file(engine_settings: dict[str, Any]) -> dict[str, Any]:
+def settings_file(engine_settings: dict[str, Any], max_wait_seconds: float) -> dict[str, Any]:
     """The configuration of the stack that the clients of :func:`visits` can use."""
     raw = dict(engine_settings)
     raw["keys"] = [
         {"id": tenant, "sha256": hash_key(key), "tenant": tenant, "tier": tier}
         for key, tenant, tier in KEYS
     ]
-    for tier, seconds in MAX_WAIT_SECONDS.items():
-        raw["tiers"][tier]["max_wait_seconds"] = seconds
+    for tier in raw["tiers"].values():
+        tier["max_wait_seconds"] = max_wait_seconds
     # A reply may lose its worker more often here than in the field; poison has a test of its own.
     raw["scheduler"]["max_attempts"] = 12
     return raw

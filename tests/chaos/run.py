@@ -24,17 +24,18 @@ from infra.settings import development
 from tests.stack_process import StackProcess
 
 from .checks import Rules, check
-from .clients import PATIENCE_SECONDS, Client
+from .clients import Client
 from .evidence import gather, settled
 from .faults import ROLES, Injector, plan_faults
 from .ledger import Call
-from .plan import MAX_WAIT_SECONDS, settings_file, visits
+from .plan import settings_file, visits
 from .report import Report, fill
 from .wire import Network
 
 _BROKEN_FENCE = Path(__file__).with_name("broken_fence")
-#: Longest wait for quiescence: the longest deadline of a tier, a takeover, and a stack that starts again.
-_SETTLE_SECONDS = max(MAX_WAIT_SECONDS.values()) + 30.0
+#: How long a request may wait to be started, or for another worker: a worker that has been killed is back
+#: in seconds, and with vLLM in a minute, if the other one does not start at the same time.
+_MAX_WAIT_SECONDS = {"sim": 60.0, "vllm": 200.0}
 #: What makes workers wake while others go on with their replies: long replies, freezes beyond the lease.
 OVERLAP: dict[str, Any] = {
     "targets": ("worker",),
@@ -70,17 +71,27 @@ class Options:
     frozen_seconds: tuple[float, float] = (0.5, 6.0)
     break_fence: bool = False
 
+    @property
+    def max_wait_seconds(self) -> float:
+        """After so long a request that has not started is expired."""
+        return _MAX_WAIT_SECONDS[self.engine]
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long clients wait for the end of a reply, and the judge for a ready and for a quiet stack."""
+        return 2 * self.max_wait_seconds
+
 
 async def run(options: Options) -> Report:
     """Start a stack, hurt it under load, and judge."""
     options.data_dir.mkdir(parents=True, exist_ok=True)
     config = options.data_dir.parent / f"{options.data_dir.name}.config.json"
-    config.write_text(json.dumps(_config(options.engine)))
+    config.write_text(json.dumps(_config(options)))
     arguments = ["--engine", options.engine, "--workers", str(options.workers), "--config", str(config)]
     arguments += ["--sim-tpot-ms", str(options.tpot_ms)]
     env = _environment(options)
     with StackProcess(options.data_dir, *arguments, env=env) as stack:
-        await asyncio.to_thread(stack.wait_ready, 240 if options.engine == "vllm" else 90)
+        await asyncio.to_thread(stack.wait_ready, options.patience_seconds)
         return await _on(stack, options)
 
 
@@ -90,7 +101,8 @@ async def _on(stack: StackProcess, options: Options) -> Report:
     state = stack.state()
     began = time.monotonic()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-        client = Client(Network(state.url, state.ws_url, http), calls, options.seed)
+        network = Network(state.url, state.ws_url, http)
+        client = Client(network, calls, options.seed, options.patience_seconds)
         faults = plan_faults(
             options.seed,
             options.faults,
@@ -103,15 +115,16 @@ async def _on(stack: StackProcess, options: Options) -> Report:
             group.create_task(injector.run(faults))
             group.create_task(_load(client, options))
     loaded = time.monotonic() - began
-    await asyncio.to_thread(stack.wait_ready, 60)
+    await asyncio.to_thread(stack.wait_ready, options.patience_seconds)
     rules = Rules(
+        options.max_wait_seconds,
         simulated=options.engine == "sim",
         broker_lost=any(i.fault.target == "broker" and i.fault.action != "stop" for i in injector.done),
         redis_lost=any(i.fault.target == "redis" and i.fault.action != "stop" for i in injector.done),
     )
     redis_client: Any = redis.Redis.from_url(state.redis)
     try:
-        took = await settled(stack.state(), redis_client, _SETTLE_SECONDS)
+        took = await settled(stack.state(), redis_client, options.patience_seconds)
         topics = development("sim").kafka.topics
         logs = options.data_dir / "logs"
         evidence = await gather(
@@ -134,15 +147,19 @@ async def _on(stack: StackProcess, options: Options) -> Report:
 
 async def _load(client: Client, options: Options) -> None:
     began = time.monotonic()
-    async with asyncio.timeout(options.seconds + 4 * PATIENCE_SECONDS), asyncio.TaskGroup() as group:
+    async with (
+        asyncio.timeout(options.seconds + 4 * options.patience_seconds),
+        asyncio.TaskGroup() as group,
+    ):
         for visit in visits(options.seed, options.requests, options.seconds):
             await asyncio.sleep(max(0.0, began + visit.at - time.monotonic()))
             group.create_task(client.visit(visit))
 
 
-def _config(engine: str) -> dict[str, Any]:
-    settings = development("sim") if engine == "sim" else development("vllm", str(model_dir()))
-    return settings_file(settings.model_dump(mode="json"))
+def _config(options: Options) -> dict[str, Any]:
+    simulated = options.engine == "sim"
+    settings = development("sim") if simulated else development("vllm", str(model_dir()))
+    return settings_file(settings.model_dump(mode="json"), options.max_wait_seconds)
 
 
 def _environment(options: Options) -> dict[str, str]:
