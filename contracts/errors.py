@@ -39,6 +39,7 @@ class ErrorCode(StrEnum):
     UNAVAILABLE = "service_unavailable"
     MODERATION_UNAVAILABLE = "moderation_unavailable"
     WORKER_LOST = "worker_lost"
+    REQUEST_LOST = "request_lost"
     ENGINE_ERROR = "engine_error"
     BAD_RECORD = "bad_record"
     INTERNAL = "internal_error"
@@ -70,6 +71,7 @@ _STATUS: dict[ErrorCode, int] = {
     ErrorCode.UNAVAILABLE: 503,
     ErrorCode.MODERATION_UNAVAILABLE: 503,
     ErrorCode.WORKER_LOST: 503,
+    ErrorCode.REQUEST_LOST: 503,
     ErrorCode.ENGINE_ERROR: 500,
     ErrorCode.BAD_RECORD: 500,
     ErrorCode.INTERNAL: 500,

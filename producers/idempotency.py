@@ -2,7 +2,8 @@
 
 A key belongs to a tenant and to one body. It is claimed before the request is accepted and given back when
 the acceptance fails, so a client that repeats a call because it heard nothing gets the same request, and
-one that repeats a refused call is judged anew.
+one that repeats a refused call is judged anew. So is one that repeats a call whose request has failed
+without a word of text through no fault of the client's (a 5xx): SDKs repeat these with the same key.
 
 Key: ``hr:idem:{<digest of tenant and key>}`` -> JSON of :class:`Claim`, for :data:`KEEP_SECONDS`.
 """
@@ -23,6 +24,7 @@ from pydantic import BaseModel, ConfigDict
 from redis.exceptions import WatchError
 
 from contracts.errors import ApiError, ErrorCode
+from contracts.reply import Reply
 from infra.redis_errors import reachable
 from infra.stream_redis import RedisTokenStreams
 
@@ -121,8 +123,10 @@ class IdempotencyKeys:
                     param="Idempotency-Key",
                 )
             if await self._streams.owner(held.request_id) is not None:
-                return held.request_id
-            if self._now_ms() - held.claimed_ms > _ACCEPTING_MS or time.monotonic() > give_up:
+                if not await self._failed_for_nothing(held.request_id):
+                    return held.request_id
+                await self.release(tenant, once.key, held.request_id)
+            elif self._now_ms() - held.claimed_ms > _ACCEPTING_MS or time.monotonic() > give_up:
                 await self.release(tenant, once.key, held.request_id)
             else:
                 await asyncio.sleep(_POLL_SECONDS)
@@ -141,6 +145,12 @@ class IdempotencyKeys:
                 await pipe.execute()
             except WatchError:
                 return  # somebody else has given it back, and perhaps claimed it anew
+
+    async def _failed_for_nothing(self, request_id: str) -> bool:
+        """Whether it has ended in a server's error, and nobody has got anything of it."""
+        reply = Reply().extend(await self._streams.read_all(request_id))
+        error = reply.terminal.error if reply.terminal is not None else None
+        return error is not None and error.status >= 500 and not reply.choices
 
     async def _set(self, name: str, claim: Claim) -> bool:
         async with reachable():

@@ -260,7 +260,7 @@ class PipelineIntake:
             raise unavailable() from error
 
     async def _seal_unavailable(self, request_id: str) -> None:
-        error = error_body(ErrorCode.UNAVAILABLE, "The request could not be accepted.")
+        error = error_body(ErrorCode.REQUEST_LOST, "The request could not be accepted.")
         try:
             await self._streams.seal(request_id, Terminal(status=Status.FAILED, error=error))
         except (StreamsUnavailable, RedisError) as failure:

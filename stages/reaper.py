@@ -31,7 +31,7 @@ EXPIRED = Terminal(
 )
 RECORD_LOST = Terminal(
     status=Status.FAILED,
-    error=error_body(ErrorCode.UNAVAILABLE, "The request was lost before it was started; try again."),
+    error=error_body(ErrorCode.REQUEST_LOST, "The request was lost before it was started; send it again."),
 )
 ORPHANED = Terminal(
     status=Status.FAILED,

@@ -28,7 +28,7 @@ _LONGEST_PAUSE_SECONDS = 1.0
 
 _FULL = Terminal(
     status=Status.FAILED,
-    error=error_body(ErrorCode.UNAVAILABLE, "The store of token streams has no memory left."),
+    error=error_body(ErrorCode.REQUEST_LOST, "The store of token streams has no memory left."),
 )
 _HOLE = Terminal(
     status=Status.FAILED,

@@ -19,7 +19,7 @@ from .ledger import Call, Reading
 #: An expired request may be found so much later than its deadline, and clocks differ by nothing here.
 _EARLY_MS = 100
 #: How a request may fail that was in a Redis which has forgotten.
-_FAILED_BY_REDIS = (ErrorCode.STREAM_LOST, ErrorCode.UNAVAILABLE)
+_FAILED_BY_REDIS = (ErrorCode.STREAM_LOST, ErrorCode.REQUEST_LOST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class _Checks:
         if status is Status.FAILED:
             # docs/GUARANTEES.md: several choices cannot be continued once text is out.
             allowed = code == "worker_lost" and plan.n > 1 and bool(self._reply.choices)
-            allowed = allowed or (self._rules.broker_lost and code == ErrorCode.UNAVAILABLE)
+            allowed = allowed or (self._rules.broker_lost and code == ErrorCode.REQUEST_LOST)
             allowed = allowed or (self._rules.redis_lost and code in _FAILED_BY_REDIS)
         if status is Status.EXPIRED:
             waited = [o.duration_ms or 0 for o in self._outcomes]

@@ -66,10 +66,11 @@ class EventStream:
     async def events(self) -> AsyncIterator[Event]:
         """What comes, until the reply's end."""
         response = self._response
-        if is_request_id(rid := response.headers.get("x-request-id", "")) and response.status != 503:
+        refusal = await _refusal(response) if response.status != 200 else None
+        if is_request_id(rid := response.headers.get("x-request-id", "")):
             yield Accepted(rid)
-        if response.status != 200:
-            yield await _refusal(response)
+        if refusal is not None:
+            yield refusal
             return
         offset: StreamId | None = None
         usage: int | None = None

@@ -13,9 +13,13 @@ import pytest
 from openai import AsyncOpenAI
 from websockets.asyncio.client import connect as ws_connect
 
-from contracts.errors import ApiError, ErrorCode
+from contracts.entries import Terminal, Text
+from contracts.errors import ApiError, ErrorCode, error_body
+from contracts.stream_ids import StreamId
+from contracts.tiers import Status
 from infra.settings import Settings
 from producers.idempotency import KEEP_SECONDS, Once, once_of
+from tests.attempts import start_attempt
 from tests.integration.test_gateway_intake import OTHER, PAID, Parts
 from tests.stack_process import FREE_KEY, PAID_KEY, StackProcess
 
@@ -77,6 +81,25 @@ async def test_o5_a_failed_acceptance_gives_the_key_back(parts: Parts) -> None:
     parts.publisher.failing = False
     rid = await call(parts, seed=7)
     assert [r.request_id for r in parts.publisher.sent] == [rid]
+
+
+@pytest.mark.parametrize(("code", "text", "again"), [
+    (ErrorCode.REQUEST_LOST, False, True),
+    (ErrorCode.DEADLINE_EXCEEDED, False, True),
+    (ErrorCode.WORKER_LOST, True, False),
+    (ErrorCode.CONTENT_FILTER, False, False),
+])  # fmt: skip
+async def test_o5_what_failed_for_nothing_can_be_repeated_with_its_key(
+    parts: Parts, code: ErrorCode, text: bool, again: bool
+) -> None:
+    rid = await call(parts)
+    if text:
+        await start_attempt(parts.streams, rid, 1)
+        await parts.streams.append([(rid, StreamId(1, 1), Text("a", (1,)))])
+    await parts.streams.seal(rid, Terminal(status=Status.FAILED, error=error_body(code, "over")))
+    repeated = set(await asyncio.gather(*(call(parts) for _ in range(4))))
+    assert len(repeated) == 1
+    assert (rid not in repeated) is again
 
 
 async def test_o5_a_caller_that_left_finds_its_request_when_it_comes_again(parts: Parts) -> None:

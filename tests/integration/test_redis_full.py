@@ -140,7 +140,7 @@ async def test_h8_a_redis_that_stays_full_ends_replies_with_a_clear_error(
                 assert reply.terminal is not None
                 assert reply.terminal.status is Status.FAILED
                 assert reply.terminal.error is not None
-                assert reply.terminal.error.code == "service_unavailable"
+                assert reply.terminal.error.code == "request_lost"
         outcomes = await bench.outcomes(*rids)
         assert {o.status for o in outcomes.values()} == {Status.FAILED}
         after = await bench.generate(worker, "after", max_tokens=20)

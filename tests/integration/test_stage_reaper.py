@@ -77,7 +77,7 @@ async def test_i5_requests_older_than_their_topics_fail_as_retryable_and_younger
     async with running(SchedulerRole(bench.settings)):
         made = await outcome(bench, lost)
         assert made.error is not None
-        assert made.error.code == "service_unavailable"
+        assert made.error.code == "request_lost"
         score = await bench.redis.zscore(OPEN_KEY, waiting)
 
         async def looked_at() -> bool:

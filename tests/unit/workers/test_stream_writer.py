@@ -346,7 +346,7 @@ async def test_a_store_that_stays_full_ends_the_reply_with_a_clear_error_h8() ->
     found = reply(streams, "a").terminal
     assert found is not None
     assert found.error is not None
-    assert found.error.code == ErrorCode.UNAVAILABLE
+    assert found.error.code == ErrorCode.REQUEST_LOST
 
 
 async def test_a_hole_that_a_half_applied_append_made_ends_the_reply_h8() -> None:
