@@ -31,7 +31,9 @@ EXPIRED = Terminal(
 )
 RECORD_LOST = Terminal(
     status=Status.FAILED,
-    error=error_body(ErrorCode.REQUEST_LOST, "The request was lost before it was started; send it again."),
+    error=error_body(
+        ErrorCode.REQUEST_LOST, "The request was lost before it was started; send it again."
+    ),
 )
 ORPHANED = Terminal(
     status=Status.FAILED,
