@@ -7,7 +7,7 @@ BIN := .venv/bin
 ENGINE_BIN := .venv-engine/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-engine model demo up down test check chaos takeover fmt bench lock clean python
+.PHONY: help setup setup-engine model demo up down test check chaos takeover fmt bench bench-scheduling lock clean python
 
 help:  ## List the commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 16
@@ -62,6 +62,9 @@ fmt: setup  ## Format, and fix what the linter can
 
 bench: setup  ## Measure the pipeline beside its engine alone
 	@$(BIN)/python -m bench
+
+bench-scheduling: setup  ## Compare scheduling policies under twice the load that can be served (virtual time)
+	@$(BIN)/python -m bench scheduling
 
 # Versions stay as they are unless UPGRADE=--upgrade is given. PyTorch's CPU build is found where pip
 # finds it (PIP_FIND_LINKS or an index of your own in UV_EXTRA_INDEX_URL) and is left out of the lock.

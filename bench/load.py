@@ -39,11 +39,20 @@ def chat_body(number: int, **more: object) -> dict[str, object]:
 
 async def over_http(base: str, number: int) -> Timeline:
     """One streamed completion over a new HTTP connection."""
+    return await stream_http(base, DEV_PAID_KEY, chat_body(number, stream=True))
+
+
+async def stream_http(base: str, key: str, request: dict[str, object]) -> Timeline:
+    """One streamed completion over a new HTTP connection.
+
+    Raises:
+        RuntimeError: it was refused, or did not come to its end.
+    """
     url = urllib.parse.urlparse(base)
-    body = orjson.dumps(chat_body(number, stream=True))
+    body = orjson.dumps(request)
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: {url.netloc}\r\n"
-        f"Authorization: Bearer {DEV_PAID_KEY}\r\nContent-Type: application/json\r\n"
+        f"Authorization: Bearer {key}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     timeline = Timeline()

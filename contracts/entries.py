@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json, to_json
 
+from .degraded import Degraded
 from .errors import ErrorBody
 from .records import Usage
 from .stream_ids import ACCEPTED, DISPATCHED, MODERATED, StreamId
@@ -29,6 +30,7 @@ class Accepted(_Json):
         key_id: public id of the API key; empty in entries of older versions.
         deadline_ms: Unix milliseconds after which it is no longer started; 0 in older entries.
         traceparent: W3C trace context of the request.
+        degraded: what it gets less of because of overload; ``model`` is the one that serves it.
     """
 
     tenant: str
@@ -40,6 +42,7 @@ class Accepted(_Json):
     conversation_id: str | None = None
     traceparent: str | None = None
     choices: int = 1
+    degraded: Degraded | None = None
 
 
 class Moderated(_Json):

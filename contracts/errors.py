@@ -10,6 +10,8 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
 
+from .limits import RateLimits
+
 
 class ErrorCode(StrEnum):
     """Every ``error.code`` Headrace emits. Clients may branch on these."""
@@ -34,6 +36,13 @@ class ErrorCode(StrEnum):
     STREAM_EXPIRED = "stream_expired"
     STREAM_LOST = "stream_lost"
     QUEUE_FULL = "queue_full"
+    OVERLOADED = "overloaded"
+    REQUESTS_LIMIT = "requests_limit_exceeded"
+    TOKENS_LIMIT = "tokens_limit_exceeded"
+    CONCURRENCY_LIMIT = "concurrency_limit_exceeded"
+    ENQUEUED_LIMIT = "enqueued_tokens_limit_exceeded"
+    DAILY_QUOTA = "daily_quota_exceeded"
+    EXCEEDS_LIMIT = "request_exceeds_limit"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     CANCELLED = "cancelled"
     UNAVAILABLE = "service_unavailable"
@@ -65,6 +74,12 @@ _STATUS: dict[ErrorCode, int] = {
     ErrorCode.STREAM_EXPIRED: 410,
     ErrorCode.STREAM_LOST: 500,
     ErrorCode.QUEUE_FULL: 429,
+    ErrorCode.OVERLOADED: 429,
+    ErrorCode.REQUESTS_LIMIT: 429,
+    ErrorCode.TOKENS_LIMIT: 429,
+    ErrorCode.CONCURRENCY_LIMIT: 429,
+    ErrorCode.ENQUEUED_LIMIT: 429,
+    ErrorCode.DAILY_QUOTA: 429,
     ErrorCode.RATE_LIMITED: 429,
     ErrorCode.DEADLINE_EXCEEDED: 504,
     ErrorCode.CANCELLED: 499,
@@ -127,6 +142,7 @@ class ApiError(Exception):
         code: what went wrong.
         body: the error object as the client sees it.
         retry_after_seconds: integer for a ``Retry-After`` header, or None.
+        rate_limits: what is left to the caller, where limits were looked at.
     """
 
     def __init__(
@@ -136,11 +152,13 @@ class ApiError(Exception):
         *,
         param: str | None = None,
         retry_after_seconds: int | None = None,
+        rate_limits: RateLimits | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.body = error_body(code, message, param)
         self.retry_after_seconds = retry_after_seconds
+        self.rate_limits = rate_limits
 
     @property
     def status(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
+from .degraded import Degraded
 from .errors import ErrorBody, RecordError
 from .identity import is_request_id
 from .tiers import FinishReason, QueueClass, Status
@@ -101,6 +102,7 @@ class _Request(Record):
         deadline_ms: Unix milliseconds after which a request that has not started is expired.
         turn: the messages this request adds to its conversation (without stored history).
         leave_grace_ms: how long it goes on without a reader; None = to its end.
+        degraded: what it got less of because of overload; ``model`` and ``pool`` are those that serve it.
     """
 
     tenant: str
@@ -114,6 +116,7 @@ class _Request(Record):
     conversation_id: str | None = None
     turn: list[Message] = Field(default_factory=list)
     leave_grace_ms: int | None = None
+    degraded: Degraded | None = None
     sampling: Sampling
 
 
@@ -122,9 +125,11 @@ class RequestRecord(_Request):
 
     Attributes:
         messages: the whole prompt, stored history included.
+        max_tokens_cap: a bound of the output tokens per choice beyond what was asked for; None = none.
     """
 
     messages: list[Message]
+    max_tokens_cap: int | None = None
 
 
 class QueuedRecord(_Request):
@@ -149,11 +154,13 @@ class DispatchRecord(QueuedRecord):
         attempt: which attempt at this reply the scheduler means (1 = first).
         worker_id: the worker it chose.
         dispatched_ms: Unix milliseconds.
+        scheduler_id: who says so, for what the worker grants to each scheduler; empty = unknown.
     """
 
     attempt: int
     worker_id: str
     dispatched_ms: int
+    scheduler_id: str = ""
 
 
 class OutcomeChoice(BaseModel):
@@ -173,6 +180,7 @@ class OutcomeRecord(Record):
         choices: the text that was out when the request was sealed; partial unless completed.
         attempts: how many workers started it.
         finished_ms: Unix milliseconds at which the record was made.
+        degraded: what it got less of because of overload.
         ttft_ms / duration_ms: first token and end, after acceptance; None where there was none.
     """
 
@@ -187,6 +195,7 @@ class OutcomeRecord(Record):
     status: Status
     choices: list[OutcomeChoice] = Field(default_factory=list)
     usage: Usage = Field(default_factory=Usage)
+    degraded: Degraded | None = None
     error: ErrorBody | None = None
     attempts: int = 0
     ttft_ms: int | None = None

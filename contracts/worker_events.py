@@ -20,8 +20,19 @@ class WorkerEvent(BaseModel):
         running: replies it generates now.
         kv_tokens_total / kv_tokens_free: room of its KV cache, tokens; 0 total = unknown.
         accepting: False while it drains or its engine is dead.
+        taken: requests it has taken since the last event: those count in ``running`` and no longer in
+            ``credits``.
         finished: requests that ended here since the last event.
-        handed_over: requests this worker leaves unfinished because it stops; others can take them at once.
+        handed_over: requests this worker leaves unfinished because it stops or was told to make room;
+            others can take them at once.
+        generated: output tokens so far, over all choices: in timed heartbeats of each request it runs, and in
+            every event of those that leave with it, their last count.
+        prefill_tokens: prompt tokens it has taken and not yet prefilled.
+        prefixes / prefixes_gone: prefix hashes (see ``kv.layout``) that it has come to hold / has dropped
+            since the last event. Hints: a lost event costs a cache hit, never correctness.
+        credits: free slots it grants to each scheduler, by scheduler id; empty = it knows none, and every
+            scheduler may take what is free. Of its own grant a scheduler takes off what it has dispatched
+            there and does not yet know as taken (see ``taken``, ``generated``) or ended.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -34,5 +45,11 @@ class WorkerEvent(BaseModel):
     kv_tokens_total: int = 0
     kv_tokens_free: int = 0
     accepting: bool = True
+    taken: list[str] = Field(default_factory=list)
     finished: list[str] = Field(default_factory=list)
     handed_over: list[str] = Field(default_factory=list)
+    generated: dict[str, int] = Field(default_factory=dict)
+    prefill_tokens: int = 0
+    prefixes: list[str] = Field(default_factory=list)
+    prefixes_gone: list[str] = Field(default_factory=list)
+    credits: dict[str, int] = Field(default_factory=dict)

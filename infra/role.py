@@ -16,11 +16,13 @@ import uvloop
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from .live_settings import LiveSettings
 from .logs import configure_logging
 from .redis_facts import RedisWatch, require_fit
 from .settings import Settings, SettingsError, load
 from .tasks import end_tasks
 from .telemetry import configure_tracing
+from .terminal import Terminal
 
 log = logging.getLogger(__name__)
 
@@ -55,13 +57,19 @@ class Role(Protocol):
     async def run(self) -> None:
         """Return or raise only when the role cannot go on; the supervisor then restarts the process."""
 
+    def reconfigure(self, settings: Settings) -> None:
+        """Go by these settings from now on: what differs can change at run time
+        (:func:`infra.live_settings.check_live`). Called at any time before :meth:`stop`; must not fail.
+        """
+
 
 class _Ops:
     """The role's own small HTTP port: ``/healthz``, ``/readyz``, ``/metrics``."""
 
-    def __init__(self, name: str, index: int) -> None:
+    def __init__(self, name: str, index: int, live: LiveSettings) -> None:
         self.name = name
         self.index = index
+        self.live = live
         self.role: Role | None = None
         self.draining = False
         self._runner: web.AppRunner | None = None
@@ -84,7 +92,8 @@ class _Ops:
         return web.json_response(facts, status=200 if reason is None else 503)
 
     async def _healthz(self, _: web.Request) -> web.Response:
-        return web.json_response({"name": self.name, "pid": os.getpid()})
+        facts = {"name": self.name, "pid": os.getpid(), "config_error": self.live.error}
+        return web.json_response(facts)
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -117,6 +126,7 @@ def main(name: str, options: argparse.Namespace, make: Callable[[Settings], Role
     """Run a role until SIGTERM or SIGINT; returns the exit code (0 after a clean drain).
 
     The signal takes the readiness away at once and begins the drain; a second one ends the grace time.
+    SIGHUP has the configuration file read again, unless it comes from a terminal that is closed.
     """
     try:
         settings = load(options.config)
@@ -139,7 +149,9 @@ async def _run(
 ) -> int:
     provider = configure_tracing(name)
     stopping, hurrying = asyncio.Event(), asyncio.Event()
-    ops = _Ops(name, options.index)
+    live = LiveSettings(settings)
+    terminal = Terminal()
+    ops = _Ops(name, options.index, live)
 
     def told_to_stop() -> None:
         if stopping.is_set():
@@ -147,15 +159,29 @@ async def _run(
         ops.draining = True
         stopping.set()
 
+    def hung_up() -> None:
+        if terminal.is_gone():
+            told_to_stop()
+            return
+        try:
+            live.reload(options.config)
+        except SettingsError as error:
+            log.error("configuration not reloaded: %s", error)
+        else:
+            log.info("configuration reloaded")
+
     loop = asyncio.get_running_loop()
     for sig in _STOP_SIGNALS:
         loop.add_signal_handler(sig, told_to_stop)
+    loop.add_signal_handler(signal.SIGHUP, hung_up)
+    # A supervisor starts us with it blocked, so that one which came early is pending and not deadly.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     await ops.start(options.ops_host, options.ops_port)
     code = 0
     role: Role | None = None
     watch = asyncio.create_task(RedisWatch(settings.redis).run(), name="redis-watch")
     try:
-        role = await _start_with_retries(name, settings, make, stopping)
+        role = await _start_with_retries(live, make, stopping)
         if role is not None:
             ops.role = role
             log.info("ready", extra={"index": options.index, "pid": os.getpid()})
@@ -167,11 +193,12 @@ async def _run(
         ops.draining = True
         await end_tasks([watch])
         if role is not None:
+            live.unsubscribe(role.reconfigure)
             await role.stop()
         await ops.stop()
         if provider is not None:
             provider.shutdown()
-        for sig in _STOP_SIGNALS:
+        for sig in (*_STOP_SIGNALS, signal.SIGHUP):
             # A further one must not turn the clean end into a death by signal while the interpreter ends.
             loop.remove_signal_handler(sig)
             signal.signal(sig, signal.SIG_IGN)
@@ -180,13 +207,14 @@ async def _run(
 
 
 async def _start_with_retries(
-    name: str, settings: Settings, make: Callable[[Settings], Role], stopping: asyncio.Event
+    live: LiveSettings, make: Callable[[Settings], Role], stopping: asyncio.Event
 ) -> Role | None:
     """A started role, or None if asked to stop first. Its services may come up later than we do."""
     wait = 0.2
     while not stopping.is_set():
-        role = make(settings)
-        starting = asyncio.ensure_future(_start(role, settings))
+        role = make(live.current)
+        live.subscribe(role.reconfigure)
+        starting = asyncio.ensure_future(_start(role, live.current))
         stopped = asyncio.ensure_future(stopping.wait())
         await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
@@ -197,6 +225,7 @@ async def _start_with_retries(
         failure = starting.exception()
         if failure is None:
             return role
+        live.unsubscribe(role.reconfigure)
         await role.stop()
         if isinstance(failure, SettingsError):
             raise failure

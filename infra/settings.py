@@ -10,9 +10,17 @@ import hashlib
 import json
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from contracts.tiers import QueueClass
 from contracts.topics import POOL_NAME, Topics
@@ -165,6 +173,22 @@ class SchedulerSettings(_Section):
         orphan_seconds: an open request that neither a scheduler nor a worker has had in hand for so long
             is ended by the reaper. Must be longer than a scheduler's partitions need to find another one
             (``kafka.session_timeout_ms`` and a rebalance).
+        policy: ``fair``, or one of the baselines it is compared with: ``strict`` (class, then arrival) and
+            ``fcfs`` (arrival). What the settings from here on mean: docs/SCHEDULING.md.
+        class_weights: share of each class in the served tokens of a pool while all of them wait; a class
+            that is absent has 1.
+        reserved_slots: fraction of a pool's slots that lower classes may not take, by class; absent = none.
+        tenant_weights: share of a tenant among those of its class; absent = 1.
+        prefill_tokens_per_worker: prompt tokens (not cached ones) that a worker is given before they are
+            prefilled; a longer prompt goes alone.
+        max_overtakes: requests that may pass one that is next but does not fit, or whose prefix is not
+            cached; after them a worker is kept for it.
+        locality_quantum: tokens that a tenant may be ahead of the others for the sake of cached prefixes;
+            0 = none.
+        prefill_tokens_per_second: prompt tokens that a worker prefills; for expected times only.
+        preempt_after_ms: an interactive request that has waited so long for a slot makes a batch reply
+            give up its own.
+        max_preemptions: how often one reply gives up its slot; 0 = never.
     """
 
     window_per_class: int = Field(default=1_000, ge=1)
@@ -173,6 +197,24 @@ class SchedulerSettings(_Section):
     worker_timeout_ms: int = Field(default=2_000, ge=200)
     queue_limit: int = Field(default=5_000, ge=1)
     orphan_seconds: float = Field(default=20.0, gt=0)
+    policy: Literal["fair", "strict", "fcfs"] = "fair"
+    class_weights: dict[QueueClass, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=lambda: {
+            QueueClass.INTERACTIVE: 8.0,
+            QueueClass.STANDARD: 4.0,
+            QueueClass.BATCH: 1.0,
+        }
+    )
+    reserved_slots: dict[QueueClass, Annotated[float, Field(ge=0, lt=1)]] = Field(
+        default_factory=lambda: {QueueClass.INTERACTIVE: 0.05}
+    )
+    tenant_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    prefill_tokens_per_worker: int = Field(default=8_192, ge=1)
+    max_overtakes: int = Field(default=16, ge=0)
+    locality_quantum: int = Field(default=4_096, ge=0)
+    prefill_tokens_per_second: int = Field(default=8_000, ge=1)
+    preempt_after_ms: int = Field(default=250, ge=0)
+    max_preemptions: int = Field(default=3, ge=0)
 
 
 class SimSettings(_Section):
@@ -198,14 +240,15 @@ class VllmSettings(_Section):
         dtype: ``float32`` makes a continued greedy reply identical to an uninterrupted one.
         kv_cache_gib: KV cache space on the CPU; ignored on GPUs.
         enforce_eager: skip compilation (quick start, slower tokens).
-        max_batched_tokens: tokens per engine step (chunked prefill), None = vLLM's own default.
+        max_batched_tokens: tokens per engine step (chunked prefill); at least ``worker.max_seqs`` are taken.
+            ``scheduler.prefill_tokens_per_worker`` should be a few times as many: docs/SCHEDULING.md.
         gpu_memory_utilization: share of a GPU vLLM may take.
     """
 
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "bfloat16"
     kv_cache_gib: int = Field(default=1, ge=1)
     enforce_eager: bool = True
-    max_batched_tokens: int | None = Field(default=None, ge=64)
+    max_batched_tokens: int = Field(default=2_048, ge=64)
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
 
 
@@ -215,7 +258,7 @@ class WorkerSettings(_Section):
     Attributes:
         engine: which engine the workers run.
         max_seqs: replies a worker generates at once (choices count singly).
-        heartbeat_ms: interval of capacity reports.
+        heartbeat_ms: interval of capacity reports, and of what schedulers tell the workers.
         hang_seconds: a reply without a token for so long loses its lease (after the first token).
         prefill_seconds: the same for the first token.
         drain_seconds: time running replies get to finish after SIGTERM.
@@ -230,6 +273,11 @@ class WorkerSettings(_Section):
     sim: SimSettings = SimSettings()
     vllm: VllmSettings = VllmSettings()
 
+    @property
+    def scheduler_ttl_ms(self) -> int:
+        """A scheduler that has told the workers nothing for so long counts as gone."""
+        return 3 * self.heartbeat_ms
+
 
 class ModelSettings(_Section):
     """One served model.
@@ -241,6 +289,8 @@ class ModelSettings(_Section):
         context_length: prompt and reply together, tokens.
         default_max_tokens: reply length where the client sets none.
         tiers: tiers that may use it; None = all.
+        fallback: the model that standard tiers get instead when this one's pool is overloaded
+            (docs/OVERLOAD.md); None = none.
         revision: shown to clients and part of KV-cache keys.
     """
 
@@ -250,6 +300,7 @@ class ModelSettings(_Section):
     context_length: int = Field(default=2_048, ge=16)
     default_max_tokens: int = Field(default=512, ge=1)
     tiers: list[str] | None = None
+    fallback: str | None = None
     revision: str = "1"
 
     @field_validator("pool")
@@ -258,6 +309,58 @@ class ModelSettings(_Section):
         if not POOL_NAME.fullmatch(value):
             raise ValueError("a pool name is 1 to 48 of a-z 0-9 _ -, not starting with _ or -")
         return value
+
+    def serves(self, tier: str) -> bool:
+        """Whether a tier may use it."""
+        return self.tiers is None or tier in self.tiers
+
+
+class LimitSettings(_Section):
+    """Limits (docs/LIMITS.md); None = no limit of this kind.
+
+    Attributes:
+        requests_per_minute: in any 60 seconds.
+        tokens_per_minute: prompt and output tokens, in any 60 seconds.
+        concurrent: requests that have not ended.
+        requests_per_day: by UTC days.
+        tokens_per_day: by UTC days.
+        enqueued_tokens: prompt and output tokens of the requests that have not ended: for batches, instead of
+            limits per minute.
+    """
+
+    requests_per_minute: int | None = Field(default=None, ge=0)
+    tokens_per_minute: int | None = Field(default=None, ge=0)
+    concurrent: int | None = Field(default=None, ge=0)
+    requests_per_day: int | None = Field(default=None, ge=0)
+    tokens_per_day: int | None = Field(default=None, ge=0)
+    enqueued_tokens: int | None = Field(default=None, ge=0)
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a limit at all."""
+        return any(limit is not None for limit in self.model_dump().values())
+
+
+class LimitStoreSettings(_Section):
+    """Where limits are counted.
+
+    Attributes:
+        redis_url: a Redis of their own; None = the one of the token streams.
+        timeout_seconds: a decision that takes longer is none: limits cannot be counted.
+    """
+
+    redis_url: str | None = None
+    timeout_seconds: float = Field(default=3.0, gt=0)
+
+
+class TenantSettings(_Section):
+    """One tenant. Those who are not listed have no limits as tenants.
+
+    Attributes:
+        limits: of all its keys together.
+    """
+
+    limits: LimitSettings = LimitSettings()
 
 
 class TierSettings(_Section):
@@ -268,11 +371,25 @@ class TierSettings(_Section):
         max_wait_seconds: a request that has not started after so long is ended as expired.
         leave_grace_seconds: a request without a reader for so long is ended as cancelled; 0 = at once,
             None (in TOML: ``"never"``) = it goes on without readers.
+        ttft_target_seconds: time to first token its users should get; the overload ladder compares their
+            waiting with it. A batch tier's says nothing.
+        limits: of each of its keys.
+        tier_limits: of all its users together.
+        when_limits_unavailable: while limits cannot be counted, refuse (``closed``) or go on (``open``) ...
+        open_requests_per_minute: ... with at most so many requests a minute for each key and process.
+        queue_limit: waiting requests of its class from which its new ones are refused (``queue_full``);
+            None = ``scheduler.queue_limit``.
     """
 
     queue_class: QueueClass
     max_wait_seconds: float = Field(default=120.0, gt=0)
     leave_grace_seconds: float | None = Field(default=30.0, ge=0, le=MAX_LEAVE_GRACE_SECONDS)
+    ttft_target_seconds: float = Field(default=10.0, gt=0)
+    limits: LimitSettings = LimitSettings()
+    tier_limits: LimitSettings = LimitSettings()
+    when_limits_unavailable: Literal["closed", "open"] = "closed"
+    open_requests_per_minute: int = Field(default=60, ge=1)
+    queue_limit: int | None = Field(default=None, ge=1)
 
     @field_validator("leave_grace_seconds", mode="before")
     @classmethod
@@ -286,12 +403,55 @@ class KeySettings(_Section):
     Attributes:
         id: public name of the key, for logs and usage.
         sha256: hex digest of the key; the key itself is stored nowhere.
+        limits: in the place of its tier's; None = its tier's.
     """
 
     id: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     tenant: str = Field(pattern=r"^[A-Za-z0-9_.@:-]{1,64}$")
     tier: str
+    limits: LimitSettings | None = None
+
+
+class OverloadSettings(_Section):
+    """The overload ladder (docs/OVERLOAD.md): what is degraded while requests wait longer than they should.
+
+    Queue delays are compared with each tier's ``ttft_target_seconds``, per pool.
+
+    Attributes:
+        enabled: whether anything is degraded at all.
+        percentile: of the waiting times of a tier's requests, the one that is its queue delay.
+        window_seconds: how long a dispatched request counts.
+        raise_ratio: one step up once a tier waits so many times its target ...
+        raise_seconds: ... for so long without a break.
+        lower_ratio: one step down once every tier that counts waits at most so many times its target ...
+        lower_seconds: ... for so long without a break.
+        wait_factor: longer waits: by what target and longest wait of standard tiers grow.
+        shrink_factor: shorter replies: the part of its output tokens that a reply keeps.
+        shrink_floor: shorter replies: replies of at most so many tokens are left alone, and none is made
+            shorter than that.
+        retry_after_seconds: when a refused client may come again.
+    """
+
+    enabled: bool = True
+    percentile: float = Field(default=0.9, gt=0, le=1)
+    window_seconds: float = Field(default=10.0, gt=0)
+    raise_ratio: float = Field(default=1.0, gt=0)
+    raise_seconds: float = Field(default=5.0, ge=0)
+    lower_ratio: float = Field(default=0.5, ge=0)
+    lower_seconds: float = Field(default=15.0, ge=0)
+    wait_factor: float = Field(default=3.0, ge=1)
+    shrink_factor: float = Field(default=0.5, gt=0, le=1)
+    shrink_floor: int = Field(default=128, ge=1)
+    retry_after_seconds: int = Field(default=15, ge=1)
+
+    @field_validator("lower_ratio")
+    @classmethod
+    def _below(cls, value: float, info: ValidationInfo) -> float:
+        # Else a delay between the two would be too long and short enough at once.
+        if value >= info.data.get("raise_ratio", value + 1):
+            raise ValueError("must be less than raise_ratio")
+        return value
 
 
 class HistorySettings(_Section):
@@ -318,8 +478,11 @@ class Settings(_Section):
     scheduler: SchedulerSettings = SchedulerSettings()
     worker: WorkerSettings = WorkerSettings()
     history: HistorySettings = HistorySettings()
+    overload: OverloadSettings = OverloadSettings()
+    limits: LimitStoreSettings = LimitStoreSettings()
     models: dict[str, ModelSettings]
     tiers: dict[str, TierSettings]
+    tenants: dict[str, TenantSettings] = Field(default_factory=dict)
     keys: list[KeySettings] = Field(default_factory=list)
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     drain_seconds: float = Field(default=10.0, ge=0)
@@ -336,6 +499,8 @@ class Settings(_Section):
             for tier in model.tiers or ():
                 if tier not in self.tiers:
                     raise ValueError(f"models.{name}.tiers: there is no tier {tier}")
+        self._check_pools()
+        self._check_fallbacks()
         digests = set()
         for key in self.keys:
             if key.tier not in self.tiers:
@@ -344,6 +509,58 @@ class Settings(_Section):
                 raise ValueError(f"keys.{key.id}.sha256: this key is listed twice")
             digests.add(key.sha256)
         return self
+
+    def _check_pools(self) -> None:
+        """A worker has one engine with one model: what shares a pool shares its weights."""
+        first: dict[str, tuple[str, ModelSettings]] = {}
+        for name, model in self.models.items():
+            other, known = first.setdefault(model.pool, (name, model))
+            for key in ("path", "revision"):
+                if getattr(known, key) != getattr(model, key):
+                    raise ValueError(
+                        f"models.{name}.pool: the pool {model.pool} serves models.{other} "
+                        f"with another {key}"
+                    )
+
+    def _check_fallbacks(self) -> None:
+        for name, model in self.models.items():
+            if model.fallback is None:
+                continue
+            other = self.models.get(model.fallback)
+            if other is None:
+                raise ValueError(f"models.{name}.fallback: there is no model {model.fallback}")
+            chain = [name]
+            while (following := self.models[chain[-1]].fallback) in self.models:
+                if following in chain:
+                    raise ValueError(
+                        f"models.{name}.fallback: {' -> '.join([*chain, following])} is a cycle"
+                    )
+                chain.append(following)
+            for tier in self.tiers:
+                if model.serves(tier) and not other.serves(tier):
+                    raise ValueError(
+                        f"models.{name}.fallback: tier {tier} may use {name} and not {model.fallback}"
+                    )
+
+    def queue_limit(self, tier: TierSettings) -> int:
+        """Waiting requests of its class from which new ones of a tier are refused."""
+        return self.scheduler.queue_limit if tier.queue_limit is None else tier.queue_limit
+
+    @property
+    def limits_redis(self) -> RedisSettings:
+        """How to reach the Redis that counts limits."""
+        url = self.limits.redis_url
+        return self.redis if url is None else self.redis.model_copy(update={"url": url})
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether anybody has a limit of any kind."""
+        every = [
+            *(limits for tier in self.tiers.values() for limits in (tier.limits, tier.tier_limits)),
+            *(tenant.limits for tenant in self.tenants.values()),
+            *(key.limits for key in self.keys if key.limits is not None),
+        ]
+        return any(limits.any for limits in every)
 
     @property
     def pools(self) -> list[str]:
@@ -411,7 +628,11 @@ def development(engine: Literal["vllm", "sim"] = "vllm", model_path: str = BUILT
                 }
             },
             "tiers": {
-                "paid": {"queue_class": "interactive", "max_wait_seconds": 60},
+                "paid": {
+                    "queue_class": "interactive",
+                    "max_wait_seconds": 60,
+                    "when_limits_unavailable": "open",
+                },
                 "free": {"queue_class": "standard", "max_wait_seconds": 120},
                 "batch": {
                     "queue_class": "batch",

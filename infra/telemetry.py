@@ -27,6 +27,9 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 REQUESTS = Counter("headrace_requests_total", "Requests that ended", ["tier", "status"])
 ACCEPTED_REQUESTS = Counter("headrace_accepted_total", "Requests accepted", ["tier"])
 REFUSED_CALLS = Counter("headrace_refused_calls_total", "Calls refused at the door", ["code"])
+LIMITED = Counter(
+    "headrace_limited_calls_total", "Calls refused because a limit was reached", ["limit", "tier"]
+)
 TOKENS = Counter("headrace_tokens_total", "Tokens of ended requests", ["tier", "kind"])
 TTFT = Histogram("headrace_ttft_seconds", "Acceptance to first token", ["tier"], buckets=_SECONDS)
 TPOT = Histogram(
@@ -39,13 +42,18 @@ QUEUE_DEPTH = Gauge("headrace_queue_depth", "Requests waiting in the scheduler",
 QUEUE_WAIT = Histogram(
     "headrace_queue_wait_seconds", "Moderated to dispatched", ["queue_class"], buckets=_SECONDS
 )
+OVERLOAD_STEP = Gauge("headrace_overload_step", "Step of the overload ladder, 0 is normal", ["pool"])
+DEGRADED = Counter(
+    "headrace_degraded_total", "Requests that got less, or were refused", ["step", "tier"]
+)
 HOP = Histogram(
     "headrace_hop_seconds", "Time from the previous hop's stamp to this one", ["hop"], buckets=_SECONDS
 )
 DEAD_LETTERS = Counter("headrace_deadletters_total", "Records dead-lettered", ["stage", "reason"])
 FENCED = Counter("headrace_fenced_total", "Appends refused because another attempt took over")
 TAKEOVERS = Counter("headrace_takeovers_total", "Replies continued from another worker's tokens")
-REDISPATCHES = Counter("headrace_redispatches_total", "Requests dispatched again after a lost lease")
+PREEMPTED = Counter("headrace_preempted_total", "Replies stopped to make room for others")
+REDISPATCHES = Counter("headrace_redispatches_total", "Requests dispatched again after an attempt")
 LEFT_REQUESTS = Counter("headrace_left_total", "Requests ended as all readers had left", ["stage"])
 REAPED = Counter("headrace_reaped_total", "Open requests ended by the reaper", ["code"])
 READERS = Gauge("headrace_readers", "Readers of token streams in this process")

@@ -13,7 +13,7 @@ from typing import Any, Final
 from contracts.errors import ApiError, ErrorCode
 from contracts.identity import Principal
 from contracts.records import Message, Sampling
-from infra.settings import ModelSettings, Settings
+from infra.settings import ModelSettings, Settings, TierSettings
 
 from .chat_messages import parse_messages
 from .chat_options import ChatOptions, parse_options
@@ -110,9 +110,21 @@ def resolve_model(wanted: object, settings: Settings, principal: Principal) -> t
     return found
 
 
+def tier_of(settings: Settings, principal: Principal) -> TierSettings:
+    """The settings of the caller's tier.
+
+    Raises:
+        ApiError: the tier was taken out of the configuration after the caller was let in.
+    """
+    tier = settings.tiers.get(principal.tier)
+    if tier is None:
+        raise ApiError(ErrorCode.INVALID_API_KEY, "The API key is no longer valid.")
+    return tier
+
+
 def may_use(model: ModelSettings, principal: Principal) -> bool:
     """Whether a model is for the caller's tier."""
-    return model.tiers is None or principal.tier in model.tiers
+    return model.serves(principal.tier)
 
 
 def _sampling(options: ChatOptions, model: ModelSettings, settings: Settings) -> Sampling:
@@ -145,7 +157,7 @@ def _sampling(options: ChatOptions, model: ModelSettings, settings: Settings) ->
 def _leave_grace_ms(options: ChatOptions, settings: Settings, principal: Principal) -> int | None:
     seconds = options.leave_grace_seconds
     if seconds is None:
-        seconds = settings.tiers[principal.tier].leave_grace_seconds
+        seconds = tier_of(settings, principal).leave_grace_seconds
     return int(seconds * 1000) if seconds is not None else None
 
 

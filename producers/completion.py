@@ -40,6 +40,7 @@ class CompletionBuilder:
                     "logprobs": {"content": logprobs, "refusal": None} if logprobs else None,
                 }
             )
+        less = {"degraded": facts.degraded.model_dump()} if facts.degraded is not None else {}
         return {
             "id": facts.request_id,
             "object": "chat.completion",
@@ -48,4 +49,5 @@ class CompletionBuilder:
             "choices": choices,
             "usage": usage_object(self._reply.usage),
             "system_fingerprint": self._revision,
+            **less,
         }

@@ -21,7 +21,7 @@ from infra.conversations_redis import Conversations
 from infra.settings import Settings
 from infra.stream_redis import RedisTokenStreams
 
-from .request_times import created_ms_of
+from .request_times import created_ms_of, deadline_ms
 
 log = logging.getLogger(__name__)
 
@@ -99,10 +99,9 @@ class ConversationContext:
         stage will ever see it.
         """
         reply = Reply().extend(await self._streams.read_all(request_id))
-        tier = self._settings.tiers.get(reply.accepted.tier) if reply.accepted is not None else None
-        if reply.accepted is None or tier is None or reply.attempts:
+        if reply.accepted is None or reply.attempts:
             return False
-        if now_ms <= reply.accepted.created_ms + tier.max_wait_seconds * 1000:
+        if now_ms <= deadline_ms(self._settings, reply.accepted):
             return False
         error = error_body(ErrorCode.DEADLINE_EXCEEDED, "The request was not started in time.")
         await self._streams.seal(request_id, Terminal(status=Status.EXPIRED, error=error))

@@ -18,10 +18,21 @@ class KeyDoor:
     """
 
     def __init__(self, settings: Settings) -> None:
+        self._principals: dict[str, Principal] = {}
+        self.reconfigure(settings)
+
+    def reconfigure(self, settings: Settings) -> frozenset[Principal]:
+        """Go by the keys of these settings from now on.
+
+        Returns:
+            Those one of whose keys is gone, or stands for something else now.
+        """
+        before = self._principals
         self._principals = {
             key.sha256: Principal(key_id=key.id, tenant=key.tenant, tier=key.tier)
             for key in settings.keys
         }
+        return frozenset(p for digest, p in before.items() if self._principals.get(digest) != p)
 
     def authenticate(self, api_key: str) -> Principal:
         """See :class:`streaming_edge.protocols.Door`."""

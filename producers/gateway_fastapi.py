@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI
 
-from infra.settings import Settings
+from infra.live_settings import LiveSettings
 from infra.stream_redis import RedisTokenStreams
 from streaming_edge.hub import Hub
 from streaming_edge.protocols import Door
@@ -23,7 +23,7 @@ from .routes_page import install_page
 
 
 def make_app(
-    settings: Settings,
+    live: LiveSettings,
     *,
     door: Door,
     intake: PipelineIntake,
@@ -36,6 +36,7 @@ def make_app(
 
     Without FastAPI's own pages for documentation, which load scripts from elsewhere, and without CORS.
     """
+    settings = live.current
     app = FastAPI(title="Headrace", docs_url=None, redoc_url=None, openapi_url=None)
     app.router.redirect_slashes = False
     install_error_handlers(app)
@@ -43,6 +44,6 @@ def make_app(
     services = ReplyServices(hub, streams, replies, settings.http.keepalive_seconds)
     app.include_router(make_health_router(not_ready))
     app.include_router(make_models_router(settings, door))
-    app.include_router(make_chat_router(settings, door, intake, streams, services))
+    app.include_router(make_chat_router(live, door, intake, streams, services))
     install_page(app, settings)
     return app

@@ -16,6 +16,7 @@ from infra.telemetry import REFUSED_CALLS
 from streaming_edge.json_text import json_text
 
 from .intake import unavailable
+from .limit_headers import limit_headers
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,8 @@ def error_response(
 def refusal_response(error: ApiError) -> Response:
     """An :class:`ApiError` as an HTTP response, counted."""
     REFUSED_CALLS.labels(error.code.value).inc()
-    return error_response(error.body, retry_after_seconds=error.retry_after_seconds)
+    headers = limit_headers(error.rate_limits) if error.rate_limits is not None else None
+    return error_response(error.body, retry_after_seconds=error.retry_after_seconds, headers=headers)
 
 
 def internal_error() -> Response:

@@ -10,16 +10,25 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from contracts.limits import RateLimits
+
 from .http_errors import internal_error
+from .limit_headers import limit_headers
 
 log = logging.getLogger(__name__)
 
 _REQUEST_ID: Final = "headrace.request_id"
+_RATE_LIMITS: Final = "headrace.rate_limits"
 
 
 def name_request(scope: Scope, request_id: str) -> None:
     """Let the answer to this HTTP request carry ``request_id`` as its ``x-request-id``."""
     scope[_REQUEST_ID] = request_id
+
+
+def note_rate_limits(scope: Scope, rate_limits: RateLimits | None) -> None:
+    """Let the answer to this HTTP request tell its caller's limits."""
+    scope[_RATE_LIMITS] = rate_limits
 
 
 class RequestScope:
@@ -40,7 +49,11 @@ class RequestScope:
             if message["type"] == "http.response.start":
                 started = True
                 request_id = scope.get(_REQUEST_ID) or f"req_{uuid.uuid4().hex}"
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                rate_limits: RateLimits | None = scope.get(_RATE_LIMITS)
+                if rate_limits is not None:
+                    headers.update(limit_headers(rate_limits))
             await send(message)
 
         try:

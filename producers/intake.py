@@ -19,7 +19,8 @@ from redis.exceptions import RedisError
 from contracts.entries import Accepted, Terminal
 from contracts.errors import ApiError, ErrorCode, error_body
 from contracts.identity import Principal, is_request_id, make_request_id
-from contracts.records import RequestRecord
+from contracts.limits import Admission, RateLimits
+from contracts.records import Message, RequestRecord
 from contracts.tiers import Status
 from contracts.token_stream import StreamsUnavailable
 from infra.kafka import Publisher, PublishError
@@ -27,14 +28,18 @@ from infra.settings import Settings
 from infra.stream_redis import Owner, RedisTokenStreams
 from infra.telemetry import ACCEPTED_REQUESTS, REFUSED_CALLS, trace_headers
 
-from .chat_request import ChatRequest, parse_chat_request
+from .chat_request import ChatRequest, parse_chat_request, tier_of
 from .conversation_context import ConversationContext
+from .degradation import Degradation
 from .idempotency import IdempotencyKeys, Once, once_of
+from .limits import Limits
 from .queue_depth import QueueDepth
 from .request_times import unix_ms
 
 log = logging.getLogger(__name__)
 
+#: How long a submission waits for its turn in a crowd; then it is refused, before anything is done for it.
+TURN_SECONDS: Final = 20.0
 #: Largest serialised request: below what the topics take, with room for key, headers and framing.
 MAX_RECORD_BYTES: Final = 8 * 1024 * 1024 - 64 * 1024
 
@@ -72,6 +77,8 @@ class PipelineIntake:
         context: ConversationContext,
         depth: QueueDepth,
         keys: IdempotencyKeys,
+        degradation: Degradation,
+        limits: Limits,
         *,
         now_ms: Callable[[], int] = unix_ms,
     ) -> None:
@@ -81,8 +88,16 @@ class PipelineIntake:
         self._context = context
         self._depth = depth
         self._keys = keys
+        self._degradation = degradation
+        self._limits = limits
         self._now_ms = now_ms
-        self._submitting: set[asyncio.Task[str]] = set()
+        # A crowd waits here, in order, rather than for connections to Redis, of which there may be too few.
+        self._turns = asyncio.Semaphore(max(1, settings.redis.max_connections // 2))
+        self._submitting: set[asyncio.Task[Admission]] = set()
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Go by these settings from the next request on."""
+        self._settings = settings
 
     async def accept(
         self,
@@ -91,7 +106,7 @@ class PipelineIntake:
         *,
         traceparent: str | None = None,
         idempotency_key: str | None = None,
-    ) -> str:
+    ) -> Admission:
         """See :class:`streaming_edge.protocols.Intake`. Counts refusals."""
         try:
             request = parse_chat_request(body, self._settings, principal)
@@ -108,9 +123,9 @@ class PipelineIntake:
         *,
         traceparent: str | None = None,
         once: Once | None = None,
-    ) -> str:
+    ) -> Admission:
         """:meth:`accept` for a body that is validated already; does not count refusals."""
-        task = asyncio.create_task(self._submit_once(principal, request, traceparent, once))
+        task = asyncio.create_task(self._submit_in_turn(principal, request, traceparent, once))
         self._submitting.add(task)
         task.add_done_callback(self._submitted)
         return await asyncio.shield(task)
@@ -148,14 +163,27 @@ class PipelineIntake:
             raise ApiError(ErrorCode.NOT_FOUND, "There is no such request.")
         return owner
 
-    def _submitted(self, task: asyncio.Task[str]) -> None:
+    def _submitted(self, task: asyncio.Task[Admission]) -> None:
         self._submitting.discard(task)
         if not task.cancelled():
             task.exception()  # whoever waited has it; a caller that left does not want it
 
+    async def _submit_in_turn(
+        self, principal: Principal, request: ChatRequest, traceparent: str | None, once: Once | None
+    ) -> Admission:
+        try:
+            async with asyncio.timeout(TURN_SECONDS):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise unavailable() from None
+        try:
+            return await self._submit_once(principal, request, traceparent, once)
+        finally:
+            self._turns.release()
+
     async def _submit_once(
         self, principal: Principal, request: ChatRequest, traceparent: str | None, once: Once | None
-    ) -> str:
+    ) -> Admission:
         """Accept, unless a call with the same idempotency key was accepted before."""
         now_ms = self._now_ms()
         request_id = make_request_id(now_ms, secrets.token_bytes(10))
@@ -163,14 +191,14 @@ class PipelineIntake:
             async with _available():
                 earlier = await self._keys.claim(principal.tenant, once, request_id)
             if earlier is not None:
-                return earlier
+                return Admission(earlier)
         try:
-            await self._submit(principal, request, traceparent, request_id, now_ms)
+            rate_limits = await self._submit(principal, request, traceparent, request_id, now_ms)
         except BaseException:
             if once is not None:
                 await self._forget(principal.tenant, once, request_id)
             raise
-        return request_id
+        return Admission(request_id, rate_limits)
 
     async def _forget(self, tenant: str, once: Once, request_id: str) -> None:
         try:
@@ -185,10 +213,10 @@ class PipelineIntake:
         traceparent: str | None,
         request_id: str,
         now_ms: int,
-    ) -> None:
-        tier = self._settings.tiers[principal.tier]
+    ) -> RateLimits | None:
+        tier = tier_of(self._settings, principal)
         async with _available():
-            await self._depth.check(tier.queue_class)
+            await self._depth.check(tier.queue_class, self._settings.queue_limit(tier))
         conversation_id = request.conversation_id
         before = []
         if conversation_id is not None:
@@ -196,30 +224,59 @@ class PipelineIntake:
                 before = await self._context.claim(
                     principal.tenant, conversation_id, request_id, request.messages, now_ms
                 )
-        record = RequestRecord(
-            request_id=request_id,
-            tenant=principal.tenant,
-            key_id=principal.key_id,
-            tier=principal.tier,
-            queue_class=tier.queue_class,
-            model=request.model,
-            pool=request.model_settings.pool,
-            created_ms=now_ms,
-            deadline_ms=now_ms + int(tier.max_wait_seconds * 1000),
-            conversation_id=conversation_id,
-            turn=request.messages,
-            leave_grace_ms=request.leave_grace_ms,
-            sampling=request.sampling,
-            messages=[*before, *request.messages],
-        )
+        messages = [*before, *request.messages]
         try:
-            await self._hand_over(record, traceparent)
+            rate_limits = await self._limits.take(principal, request, messages, request_id)
+            try:
+                record = await self._record(principal, request, messages, request_id, now_ms)
+                await self._hand_over(record, traceparent)
+            except BaseException:
+                if rate_limits is not None:
+                    await self._give_back(request_id)
+                raise
         except BaseException:
             if conversation_id is not None:
                 await self._context.release(principal.tenant, conversation_id, request_id)
             raise
         ACCEPTED_REQUESTS.labels(principal.tier).inc()
         log.debug("accepted", extra={"request_id": request_id})
+        return rate_limits
+
+    async def _give_back(self, request_id: str) -> None:
+        try:
+            await self._limits.give_back(request_id)
+        except StreamsUnavailable:
+            log.warning("limits of a refused request left taken", extra={"request_id": request_id})
+
+    async def _record(
+        self,
+        principal: Principal,
+        request: ChatRequest,
+        messages: list[Message],
+        request_id: str,
+        now_ms: int,
+    ) -> RequestRecord:
+        """The request as it is handed over, at its pool's step of the overload ladder."""
+        async with _available():
+            terms = await self._degradation.terms(principal, request, messages)
+        return RequestRecord(
+            request_id=request_id,
+            tenant=principal.tenant,
+            key_id=principal.key_id,
+            tier=principal.tier,
+            queue_class=tier_of(self._settings, principal).queue_class,
+            model=terms.model,
+            pool=terms.pool,
+            created_ms=now_ms,
+            deadline_ms=now_ms + int(terms.max_wait_seconds * 1000),
+            conversation_id=request.conversation_id,
+            turn=request.messages,
+            leave_grace_ms=request.leave_grace_ms,
+            degraded=terms.degraded,
+            sampling=request.sampling,
+            messages=messages,
+            max_tokens_cap=terms.max_tokens_cap,
+        )
 
     async def _hand_over(self, record: RequestRecord, traceparent: str | None) -> None:
         """Create the stream, then publish the record; without its record the stream is sealed."""
@@ -241,6 +298,7 @@ class PipelineIntake:
             conversation_id=record.conversation_id,
             traceparent=traceparent,
             choices=record.sampling.n,
+            degraded=record.degraded,
         )
         try:
             await self._streams.create(record.request_id, accepted)

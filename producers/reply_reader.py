@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from contracts.entries import StreamEntry, Terminal
+from contracts.entries import Accepted, StreamEntry, Terminal
 from contracts.errors import ApiError, ErrorCode, error_body
 from contracts.stream_ids import StreamId
 from contracts.tiers import Status
@@ -22,6 +22,7 @@ class ReplyReader:
     """An :class:`streaming_edge.protocols.EntrySource` that watches the request's deadlines.
 
     Attributes:
+        facts: of the request, as far as they are known.
         ended: the terminal entry has been returned.
         terminal: the terminal entry, once it was read.
     """
@@ -37,7 +38,7 @@ class ReplyReader:
     ) -> None:
         self._source = source
         self._streams = streams
-        self._facts = facts
+        self.facts = facts
         self._started = started
         self._now_ms = now_ms
         self.ended = source.ended
@@ -52,23 +53,25 @@ class ReplyReader:
         Raises:
             ApiError: ``deadline_exceeded`` when the reply takes longer than any may; what the source raises.
         """
-        until_ms = self._facts.end_by_ms if self._started else self._facts.start_by_ms
+        until_ms = self.facts.end_by_ms if self._started else self.facts.start_by_ms
         left = max(_SHORTEST_WAIT_SECONDS, (until_ms - self._now_ms()) / 1000)
         entries = await self._source.next(min(timeout_seconds, left))
         self.ended = self._source.ended
         if entries:
-            last = entries[-1]
+            first, last = entries[0], entries[-1]
+            if isinstance(first.entry, Accepted):
+                self.facts = self.facts.as_accepted(first.entry)
             self._started = self._started or last.id.attempt > 0
             if isinstance(last.entry, Terminal):
                 self.terminal = last.entry
             return entries
         now_ms = self._now_ms()
-        if now_ms >= self._facts.end_by_ms:
+        if now_ms >= self.facts.end_by_ms:
             raise ApiError(ErrorCode.DEADLINE_EXCEEDED, "The reply took longer than any reply may.")
-        if not self._started and now_ms >= self._facts.start_by_ms:
+        if not self._started and now_ms >= self.facts.start_by_ms:
             error = error_body(ErrorCode.DEADLINE_EXCEEDED, "The request was not started in time.")
             expired = Terminal(status=Status.EXPIRED, error=error)
-            await self._streams.seal(self._facts.request_id, expired)
+            await self._streams.seal(self.facts.request_id, expired)
             self._started = True
         return []
 

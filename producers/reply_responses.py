@@ -33,6 +33,7 @@ from .request_times import ReplyFacts
 
 log = logging.getLogger(__name__)
 
+DEGRADED_HEADER: Final = "x-headrace-degraded"
 _SSE_HEADERS: Final = [(name.lower().encode(), value.encode()) for name, value in SSE_HEADERS.items()]
 _POLL_SECONDS: Final = 10.0
 _PATH: Final = "/v1/chat/completions/"
@@ -150,7 +151,8 @@ class EventStreamReply(ReplyResponse):
             if error is not None and self._after < MODERATED:
                 await self._fail(error, scope, receive, send)
                 return
-        await send({"type": "http.response.start", "status": 200, "headers": list(_SSE_HEADERS)})
+        headers = [*_SSE_HEADERS, *_raw(degraded_header(reader.facts))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._started = True
         if first:
             await _send_part(send, self._encoder.encode(first), more=not reader.ended)
@@ -189,10 +191,20 @@ class WholeReply(ReplyResponse):
             await self._fail(error, scope, receive, send)
             return
         self._started = True
-        await JsonResponse(builder.completion(self._facts))(scope, receive, send)
+        headers = degraded_header(reader.facts)
+        await JsonResponse(builder.completion(reader.facts), headers=headers)(scope, receive, send)
 
     async def _fail_started(self, body: ErrorBody, send: Send) -> None:
         """Nothing to add: the one message of the answer is out, or the client is gone."""
+
+
+def degraded_header(facts: ReplyFacts) -> dict[str, str]:
+    """``x-headrace-degraded`` with the step of the overload ladder, where the reply is less for it."""
+    return {DEGRADED_HEADER: facts.degraded.step} if facts.degraded is not None else {}
+
+
+def _raw(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode()) for name, value in headers.items()]
 
 
 async def _send_part(send: Send, part: bytes, *, more: bool) -> None:

@@ -10,6 +10,7 @@ from typing import Final
 from contracts.token_stream import StreamsUnavailable
 from infra.kafka import Publisher, PublishError
 from infra.listeners import bind_listener
+from infra.live_settings import LiveSettings
 from infra.pipeline_health import pipeline_not_ready
 from infra.presence_redis import ReaderPresence
 from infra.role import DRAINING
@@ -46,6 +47,7 @@ class GatewayRole:
                 that fails can be tried again.
         """
         self._settings = settings
+        self._live = LiveSettings(settings)
         self._inherited = listener
         self._draining = False
         self._host = host if host is not None else settings.http.host
@@ -71,11 +73,14 @@ class GatewayRole:
         await self._streams.ping()
         await self._publisher.start()
         await self._hub.start()
-        self._intake = await make_intake(self._settings, self._streams, self._publisher)
+        intake = self._intake = await make_intake(self._live.current, self._streams, self._publisher)
+        door = make_door(self._live.current)
+        for part in (intake, door):
+            self._live.subscribe(part.reconfigure)
         app = make_app(
-            self._settings,
-            door=make_door(self._settings),
-            intake=self._intake,
+            self._live,
+            door=door,
+            intake=intake,
             streams=self._streams,
             hub=self._hub,
             replies=self._replies,
@@ -104,7 +109,11 @@ class GatewayRole:
 
     async def _cannot_answer(self) -> str | None:
         """What the public ``/readyz`` says: why a request accepted now might not be answered soon."""
-        return await self.not_ready() or await pipeline_not_ready(self._client, self._settings)
+        return await self.not_ready() or await pipeline_not_ready(self._client, self._live.current)
+
+    def reconfigure(self, settings: Settings) -> None:
+        """See :class:`infra.role.Role`."""
+        self._live.replace(settings)
 
     async def drain(self) -> None:
         """No more connections are accepted; those that are there get the grace time to end."""

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from contracts.entries import Accepted, Terminal
 from contracts.errors import ApiError, ErrorCode
 from contracts.stream_ids import MAX_PART, START, StreamId
-from infra.settings import Settings
+from infra.live_settings import LiveSettings
 from infra.stream_redis import RedisTokenStreams
 from streaming_edge.offsets import begun_choices, check_offset
 from streaming_edge.protocols import Door
@@ -26,7 +26,7 @@ from .chat_span import ChatSpan
 from .http_auth import authenticate
 from .http_body import read_json
 from .http_errors import JsonResponse
-from .http_scope import name_request
+from .http_scope import name_request, note_rate_limits
 from .idempotency import once_of
 from .intake import PipelineIntake
 from .reply_responses import EventStreamReply, ReplyServices, WholeReply
@@ -38,7 +38,7 @@ _FALSE: Final = ("false", "0", "")
 
 
 def make_chat_router(
-    settings: Settings,
+    live: LiveSettings,
     door: Door,
     intake: PipelineIntake,
     streams: RedisTokenStreams,
@@ -50,32 +50,32 @@ def make_chat_router(
     @router.post("")
     async def create(request: Request) -> Response:
         principal = authenticate(request, door)
-        body = await read_json(request, settings.http.max_body_bytes)
-        chat = parse_chat_request(body, settings, principal)
+        body = await read_json(request, live.current.http.max_body_bytes)
+        chat = parse_chat_request(body, live.current, principal)
         once = once_of(request.headers.get("idempotency-key"), body)
         if services.replies.closing:
             raise _leaving()
         span = ChatSpan("chat", chat.model, request.headers.get("traceparent"), stream=chat.stream)
         try:
             with services.replies.accepting():
-                request_id = await intake.submit(
-                    principal, chat, traceparent=span.traceparent, once=once
-                )
+                admission = await intake.submit(principal, chat, traceparent=span.traceparent, once=once)
         except ApiError as error:
             span.end(error.code.value, error.code.value if error.status >= 500 else None)
             raise
         except BaseException as error:
             span.end("error", type(error).__name__)
             raise
+        request_id = admission.request_id
         span.name_request(request_id)
         name_request(request.scope, request_id)
+        note_rate_limits(request.scope, admission.rate_limits)
         accepted = Accepted(
             tenant=principal.tenant,
             tier=principal.tier,
             model=chat.model,
             created_ms=created_ms_of(request_id),
         )
-        facts = reply_facts(settings, request_id, accepted)
+        facts = reply_facts(live.current, request_id, accepted)
         if not chat.stream:
             return WholeReply(services, facts, span)
         encoder = ChatChunkEncoder(request_id, chat.model, facts.created_ms // 1000, chat.include_usage)
@@ -90,7 +90,7 @@ def make_chat_router(
         await intake.authorize(principal, request_id)
         name_request(request.scope, request_id)
         accepted = await _accepted(streams, request_id)
-        facts = reply_facts(settings, request_id, accepted)
+        facts = reply_facts(live.current, request_id, accepted)
         after, begun = START, None
         if offset is not None:
             after = await check_offset(streams, request_id, offset)

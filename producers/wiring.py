@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from infra.conversations_redis import Conversations
 from infra.kafka import Publisher
+from infra.limits_redis import LimitCounters
 from infra.settings import Settings
 from infra.stream_redis import RedisTokenStreams, connect
 
 from .conversation_context import ConversationContext
+from .degradation import Degradation
 from .door import KeyDoor
 from .idempotency import IdempotencyKeys
 from .intake import PipelineIntake
+from .limits import Limits
 from .queue_depth import QueueDepth
 from .request_times import unix_ms
 
 
 class WiredIntake(PipelineIntake):
-    """A :class:`PipelineIntake` with a Redis connection pool of its own; :meth:`close` it."""
+    """A :class:`PipelineIntake` with Redis connection pools of its own; :meth:`close` it."""
 
     def __init__(self, settings: Settings, streams: RedisTokenStreams, publisher: Publisher) -> None:
         self._client = connect(settings.redis)
-        self._queue_depth = QueueDepth(self._client, settings.scheduler.queue_limit)
+        self._queue_depth = QueueDepth(self._client)
+        self._degrading = Degradation(self._client, settings)
+        self._counting = connect(settings.limits_redis)
+        self._limits = Limits(
+            LimitCounters(self._counting, settings.limits.timeout_seconds), streams, settings, unix_ms
+        )
         conversations = Conversations(self._client, settings.history)
         super().__init__(
             settings,
@@ -29,12 +37,22 @@ class WiredIntake(PipelineIntake):
             ConversationContext(settings, streams, conversations),
             self._queue_depth,
             IdempotencyKeys(self._client, streams, unix_ms),
+            self._degrading,
+            self._limits,
         )
+
+    def reconfigure(self, settings: Settings) -> None:
+        """See :meth:`PipelineIntake.reconfigure`."""
+        super().reconfigure(settings)
+        self._degrading.reconfigure(settings)
+        self._limits.reconfigure(settings)
 
     async def close(self) -> None:
         """Finish what has begun (before the publisher and the streams are closed), then disconnect."""
         await self.settle()
         await self._queue_depth.close()
+        await self._degrading.close()
+        await self._counting.aclose()
         await self._client.aclose()
 
 

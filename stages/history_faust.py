@@ -18,14 +18,16 @@ from contracts.records import OutcomeRecord, decode
 from contracts.topics import Topics
 from infra.conversations_redis import Conversations
 from infra.kafka import Publisher, make_consumer
+from infra.limits_redis import LimitCounters
 from infra.settings import Settings
-from infra.stream_redis import connect
+from infra.stream_redis import RedisTokenStreams, connect
 from infra.tasks import end_tasks
 from infra.telemetry import DEAD_LETTERS, REQUESTS, TOKENS, end_span, start_span, traceparent_from
 
 from .errors import RoleStuck
 from .faust_app import Incoming, StageApp
 from .history import Recent, tier_label, worth_rebuilding
+from .reservations import Reservations
 from .retry import until_done
 
 log = logging.getLogger(__name__)
@@ -46,24 +48,31 @@ REBUILD_SILENCE_SECONDS = 30.0
 
 
 class HistoryStage:
-    """Takes one outcome to its effect: its turn is stored, its usage counted.
+    """Takes one outcome to its effect: its turn is stored, its limits are settled, its usage is counted.
 
-    Storing is idempotent by request id; counting is, within the last outcomes seen. :meth:`handle` raises
-    nothing but ``CancelledError``, and returns when the turn is in Redis.
+    Storing and settling are idempotent by request id; counting is, within the last outcomes seen.
+    :meth:`handle` raises nothing but ``CancelledError``, and returns when the turn is in Redis.
     """
 
     def __init__(
         self,
         topics: Topics,
-        tiers: Collection[str],
+        settings: Settings,
         conversations: Conversations,
+        reservations: Reservations,
         publisher: Publisher,
     ) -> None:
         self._topics = topics
-        self._tiers = tiers
+        self._reservations = reservations
         self._conversations = conversations
         self._publisher = publisher
         self._recent = Recent()
+        self.reconfigure(settings)
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Go by these settings' tiers and limits from now on."""
+        self._tiers: Collection[str] = settings.tiers
+        self._has_limits = settings.has_limits
 
     async def handle(self, record: Incoming) -> None:
         """Take one record of ``outcomes`` to its effect."""
@@ -74,6 +83,8 @@ class HistoryStage:
             span.set_attribute("headrace.request_id", outcome.request_id)
             span.set_attribute("headrace.status", outcome.status.value)
             await until_done(lambda: self._conversations.store(outcome), "store the turn")
+            if self._has_limits:
+                await self._reservations.settle(outcome)
             self._count(outcome)
         except RecordError as error:
             failure = error.reason
@@ -176,8 +187,14 @@ class HistoryRole:
         self._settings = settings
         self._forced = rebuild
         self._redis = connect(settings.redis)
+        self._counting = connect(settings.limits_redis)
+        self._reservations = Reservations(
+            LimitCounters(self._counting, settings.limits.timeout_seconds),
+            RedisTokenStreams(self._redis, settings.streams),
+        )
         self._publisher = Publisher(settings.kafka)
         self._rebuild = Rebuild(settings, self._redis)
+        self._stage: HistoryStage | None = None
         self._app: StageApp | None = None
 
     async def start(self) -> None:
@@ -188,10 +205,11 @@ class HistoryRole:
             self._forced = False
         await self._publisher.start()
         topics = self._settings.kafka.topics
-        stage = HistoryStage(
+        stage = self._stage = HistoryStage(
             topics,
-            self._settings.tiers,
+            self._settings,
             Conversations(self._redis, self._settings.history),
+            self._reservations,
             self._publisher,
         )
         app_id = f"{topics.prefix}-{STAGE}"
@@ -204,6 +222,12 @@ class HistoryRole:
             fetch_max_wait_ms=max(kafka.fetch_max_wait_ms, UNHURRIED_FETCH_MS),
         )
         await self._app.start()
+
+    def reconfigure(self, settings: Settings) -> None:
+        """See :class:`infra.role.Role`."""
+        self._settings = settings
+        if self._stage is not None:
+            self._stage.reconfigure(settings)
 
     async def not_ready(self) -> str | None:
         """Why outcomes are not stored right now."""
@@ -220,6 +244,7 @@ class HistoryRole:
         watches: list[asyncio.Task[None]] = [
             asyncio.ensure_future(self._app.until_broken()),
             asyncio.ensure_future(self._until_lost()),
+            asyncio.ensure_future(self._reservations.run()),
         ]
         try:
             done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
@@ -248,4 +273,5 @@ class HistoryRole:
         if self._app is not None:
             await self._app.close(0.0)
         await self._publisher.stop()
+        await self._counting.aclose()
         await self._redis.aclose()

@@ -59,6 +59,8 @@ def queued_record(
         ApiError: ``context_length_exceeded``.
     """
     max_tokens = resolve_max_tokens(request.sampling, len(prompt_token_ids), model)
+    if request.max_tokens_cap is not None:
+        max_tokens = min(max_tokens, max(request.max_tokens_cap, request.sampling.min_tokens))
     carried = {name: getattr(request, name) for name in _CARRIED}
     # The parts are validated already, and token ids by the hundred are what validation would cost most on.
     return QueuedRecord.model_construct(
@@ -72,7 +74,9 @@ def queued_record(
 
 
 _CARRIED = tuple(
-    name for name in RequestRecord.model_fields if name not in {"messages", "sampling", "schema_version"}
+    name
+    for name in RequestRecord.model_fields
+    if name not in {"messages", "sampling", "max_tokens_cap", "schema_version"}
 )
 
 

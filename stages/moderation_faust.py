@@ -85,7 +85,7 @@ class ModerationStage:
             failure = await self._decoded(record, span)
         except RecordError as error:
             failure = error.reason
-            await self._bury(record, error, ErrorCode.BAD_RECORD)
+            await self._bury(record, error)
         except Exception as error:
             # A bug of ours: this record is set aside, the next one is served.
             failure = type(error).__name__
@@ -168,29 +168,32 @@ class ModerationStage:
             ),
         )
 
-    async def _bury(self, record: Incoming, error: RecordError, code: ErrorCode) -> None:
-        DEAD_LETTERS.labels(STAGE, error.reason).inc()
-        await until_done(
-            lambda: self._publisher.dead_letter(self._topics.deadletter, STAGE, record, error),
-            "dead-letter",
-        )
-        request_id = error.request_id
-        if request_id is not None:
-            terminal = Terminal(
-                status=Status.FAILED, error=error_body(code, "The request could not be processed.")
-            )
-            await until_done(lambda: self._streams.seal(request_id, terminal), "seal")
+    async def _bury(self, record: Incoming, error: RecordError) -> None:
+        await self._dead_letter(record, error)
+        if error.request_id is not None:
+            await self._endings.end_unread(error.request_id, _not_processed(ErrorCode.BAD_RECORD))
 
     async def _set_aside(self, record: Incoming, failure: str) -> None:
         try:
             request = decode(RequestRecord, record.value)
         except RecordError as error:
-            await self._bury(record, error, ErrorCode.BAD_RECORD)
+            await self._bury(record, error)
             return
-        await self._bury(
-            record, RecordError("handler_error", failure, request.request_id), ErrorCode.INTERNAL
+        await self._dead_letter(record, RecordError("handler_error", failure, request.request_id))
+        terminal = _not_processed(ErrorCode.INTERNAL)
+        await self._endings.end(request, terminal, traceparent_from(record.headers))
+
+    async def _dead_letter(self, record: Incoming, error: RecordError) -> None:
+        DEAD_LETTERS.labels(STAGE, error.reason).inc()
+        await until_done(
+            lambda: self._publisher.dead_letter(self._topics.deadletter, STAGE, record, error),
+            "dead-letter",
         )
-        await self._endings.publish(request, traceparent_from(record.headers))
+
+
+def _not_processed(code: ErrorCode) -> Terminal:
+    error = error_body(code, "The request could not be processed.")
+    return Terminal(status=Status.FAILED, error=error)
 
 
 class ModerationRole:
@@ -241,6 +244,9 @@ class ModerationRole:
             return "no partitions"
         await self._streams.ping()
         return None
+
+    def reconfigure(self, settings: Settings) -> None:
+        """See :class:`infra.role.Role`. Nothing of what can change concerns moderation."""
 
     async def run(self) -> None:
         """Ends only when the Faust app has."""

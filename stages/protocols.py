@@ -9,6 +9,7 @@ from typing import Protocol
 from contracts.records import Message
 from contracts.tiers import QueueClass
 from contracts.worker_events import WorkerEvent
+from infra.settings import SchedulerSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,10 @@ class Job:
         request_id: idempotency key: a second job of the same id is the same job.
         choices: replies it generates at once (``n``), each taking a slot.
         prompt_tokens: length of its prompt.
+        output_tokens: the most tokens it may generate, over all choices.
+        prefix_hashes: chained hash of each full chunk of its prompt (see ``kv.layout``).
+        conversation_id: requests of one tenant and conversation run one after another; None = by itself.
+        continues: whether another worker can go on with its reply once text of it is out.
         queued_ms: when it was moderated, Unix milliseconds: its place in the line.
         deadline_ms: Unix milliseconds from which it is no longer started.
     """
@@ -85,6 +90,10 @@ class Job:
     prompt_tokens: int
     queued_ms: int
     deadline_ms: int
+    output_tokens: int = 0
+    prefix_hashes: tuple[str, ...] = ()
+    conversation_id: str | None = None
+    continues: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +125,25 @@ class GiveUp:
     request_id: str
 
 
-Effect = Dispatch | Expire | GiveUp
+@dataclass(frozen=True, slots=True)
+class Preempt:
+    """Make room: the worker stops this request and hands it over, so that it waits again.
+
+    Only for requests that continue (:attr:`Job.continues`): a worker does not stop others.
+
+    The policy counts it as in flight until it is handed over (:meth:`SchedulingPolicy.orphaned`), has
+    ended or has lost its lease. Repeating it is harmless, losing it costs the one that waits for room.
+
+    Attributes:
+        slot: partition of the pool's dispatch topic that the worker reads.
+    """
+
+    request_id: str
+    worker_id: str
+    slot: int
+
+
+Effect = Dispatch | Expire | GiveUp | Preempt
 
 
 class SchedulingPolicy(Protocol):
@@ -167,3 +194,9 @@ class SchedulingPolicy(Protocol):
 
     def in_flight(self) -> int:
         """Requests given to workers and not ended."""
+
+    def pause(self, classes: frozenset[QueueClass]) -> None:
+        """Requests of these classes are not dispatched until another set is given; they still expire."""
+
+    def reconfigure(self, settings: SchedulerSettings) -> None:
+        """These settings from now on. What is already given stays; the kind of policy does not change."""

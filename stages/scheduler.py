@@ -18,6 +18,7 @@ from opentelemetry.trace import Span, SpanKind
 
 from contracts.entries import Dispatched, Terminal
 from contracts.errors import ErrorCode, RecordError, error_body
+from contracts.preempt import PREEMPT_HEADERS, PreemptRecord
 from contracts.records import DispatchRecord, QueuedRecord, decode
 from contracts.stream_ids import DISPATCHED, StreamId
 from contracts.tiers import Status
@@ -43,7 +44,8 @@ from infra.telemetry import (
 
 from .leaving import WaitingReaders
 from .outcomes import Endings
-from .protocols import Dispatch, Expire, GiveUp, Job, SchedulingPolicy
+from .protocols import Dispatch, Expire, GiveUp, Job, Preempt, SchedulingPolicy
+from .queue_delay import QueueDelays
 from .retry import until_done
 
 log = logging.getLogger(__name__)
@@ -91,6 +93,7 @@ class _Held:
         places: its queue records (a redelivered moderation queues it twice).
         checked: whether its stream has been looked at, or we have dispatched it ourselves.
         ending: whether it is being ended.
+        worker_id / attempt: where it was dispatched or found to run last; empty = nowhere.
         span: open while it waits.
     """
 
@@ -100,6 +103,8 @@ class _Held:
     span: Span | None
     checked: bool = False
     ending: bool = False
+    worker_id: str = ""
+    attempt: int = 0
 
     def stands_at(self, place: Place) -> None:
         """Note another record of this request, or the same one again after a rebalance."""
@@ -126,7 +131,9 @@ class Scheduler:
     streams: RedisTokenStreams
     publisher: Publisher
     presence: ReaderPresence
+    scheduler_id: str = ""
     clock: SteadyClock = field(default_factory=SteadyClock)
+    delays: QueueDelays = field(default_factory=QueueDelays)
     _held: dict[str, _Held] = field(default_factory=dict)
     _leaving: WaitingReaders = field(default_factory=WaitingReaders)
     _outbox: list[Dispatch] = field(default_factory=list)
@@ -167,6 +174,7 @@ class Scheduler:
 
     def _hold(self, request: QueuedRecord, place: Place, headers: Any) -> _Held:
         HOP.labels("queue").observe(max(0, self.clock.now_ms() - request.moderated_ms) / 1000)
+        self.delays.joined(request.request_id, request.pool, request.tier, request.moderated_ms)
         traceparent = traceparent_from(headers)
         span = start_span(
             "schedule",
@@ -199,7 +207,11 @@ class Scheduler:
             self._catch_up(request_id, last, holder, now_ms)
 
     def _catch_up(self, request_id: str, last: StreamId, holder: str | None, now_ms: int) -> None:
+        if holder is not None or last.attempt:
+            self.delays.left(request_id)
         if holder is not None:
+            held = self._held[request_id]
+            held.worker_id, held.attempt = holder, last.attempt
             self.policy.adopted(request_id, holder, last.attempt, now_ms)
         elif last.attempt:
             self.policy.orphaned(request_id, last.attempt, now_ms)
@@ -221,7 +233,10 @@ class Scheduler:
             if held is not None and not held.ending:
                 self._forget(request_id)
         for request_id in event.handed_over:
-            self.policy.orphaned(request_id, 0, now_ms)
+            held = self._held.get(request_id)
+            # Told again, it may be of an attempt after which another worker has it already.
+            if held is not None and held.worker_id == event.worker_id:
+                self.policy.orphaned(request_id, 0, now_ms)
 
     def lose(self, kept: Callable[[str, int], bool]) -> None:
         """Partitions went to another scheduler: forget the requests that came from them."""
@@ -240,6 +255,8 @@ class Scheduler:
                     self._end(effect.request_id, _EXPIRED)
                 case GiveUp():
                     self._end(effect.request_id, _WORKER_LOST)
+                case Preempt():
+                    self._spawn(self._preempt(effect))
         if self._outbox:
             self._outgoing.set()
 
@@ -285,6 +302,14 @@ class Scheduler:
         """Whether it waits here and has a grace time; those that run are watched by their workers."""
         grace_ms = held.record.leave_grace_ms
         return grace_ms is not None and not held.ending and self.policy.is_waiting(request_id)
+
+    def backlog(self, pool: str) -> int:
+        """Choices of the requests that wait here for a worker of ``pool``."""
+        return sum(
+            held.record.sampling.n
+            for request_id, held in self._held.items()
+            if held.record.pool == pool and self.policy.is_waiting(request_id)
+        )
 
     def held_ids(self) -> list[str]:
         """The requests that are in this scheduler's hands."""
@@ -383,12 +408,14 @@ class Scheduler:
         if held is None:
             return
         record = held.record
+        held.worker_id, held.attempt = dispatch.worker_id, dispatch.attempt
         now_ms = self.clock.now_ms()
         value = DispatchRecord.model_construct(
             **record.__dict__,
             attempt=dispatch.attempt,
             worker_id=dispatch.worker_id,
             dispatched_ms=now_ms,
+            scheduler_id=self.scheduler_id,
         ).encode()
         traceparent = held.traceparent
         held.close_span()
@@ -400,6 +427,7 @@ class Scheduler:
             headers=trace_headers(traceparent),
         )
         if dispatch.attempt == 1:
+            self.delays.dispatched(record.request_id, now_ms)
             QUEUE_WAIT.labels(record.queue_class.value).observe(
                 max(0, now_ms - record.moderated_ms) / 1000
             )
@@ -413,6 +441,25 @@ class Scheduler:
                     "worker_id": dispatch.worker_id,
                 },
             )
+
+    async def _preempt(self, wish: Preempt) -> None:
+        """Ask a worker to make room; what is lost of it costs time only."""
+        held = self._held.get(wish.request_id)
+        if held is None or held.ending or held.worker_id != wish.worker_id:
+            return
+        value = PreemptRecord(
+            preempted_id=wish.request_id, attempt=held.attempt, worker_id=wish.worker_id
+        ).encode()
+        try:
+            await self.publisher.send(
+                self.topics.dispatch(held.record.pool),
+                value,
+                key=wish.request_id,
+                partition=wish.slot,
+                headers=list(PREEMPT_HEADERS),
+            )
+        except PublishError as error:
+            log.warning("no room asked for", extra={"error": str(error)[:200]})
 
     async def _undelivered(self, batch: list[Dispatch], error: Exception) -> None:
         log.warning("not dispatched", extra={"requests": len(batch), "error": str(error)[:200]})
@@ -444,6 +491,7 @@ class Scheduler:
         held = self._held.pop(request_id)
         held.close_span()
         self._leaving.forget(request_id)
+        self.delays.left(request_id)
         self.policy.ended(request_id)
         for place in held.places:
             place.done()
@@ -456,7 +504,7 @@ class Scheduler:
             "dead-letter",
         )
         if request_id is not None:
-            await until_done(lambda: self.streams.seal(request_id, _BAD_RECORD), "seal")
+            await self._endings.end_unread(request_id, _BAD_RECORD)
         place.done()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -488,4 +536,9 @@ def _job(record: QueuedRecord) -> Job:
         prompt_tokens=len(record.prompt_token_ids),
         queued_ms=record.moderated_ms,
         deadline_ms=record.deadline_ms,
+        output_tokens=record.sampling.n * (record.sampling.max_tokens or 0),
+        prefix_hashes=tuple(record.prefix_hashes),
+        conversation_id=record.conversation_id,
+        # As workers judge it, but for what only some engines cannot do (``Engine.continues``).
+        continues=record.sampling.n == 1 and record.sampling.json_schema is None,
     )

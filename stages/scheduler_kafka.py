@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +21,10 @@ from contracts.token_stream import StreamsUnavailable
 from infra.kafka import Place, Publisher, Tracked, make_consumer
 from infra.kafka_watch import until_stalled
 from infra.open_requests_redis import OpenRequests
+from infra.overload_redis import OverloadBoard
 from infra.pipeline_health import DEPTH_KEY
 from infra.presence_redis import ReaderPresence
+from infra.scheduler_presence_redis import SchedulerPresence
 from infra.settings import Settings
 from infra.stream_redis import RedisTokenStreams, connect
 from infra.tasks import end_tasks
@@ -29,9 +32,10 @@ from infra.telemetry import QUEUE_DEPTH
 from infra.worker_feed_redis import WorkerFeed
 
 from .errors import RoleStuck
+from .overload_watch import OverloadWatch
+from .policy import make_policy
 from .reaping import Reaper
 from .scheduler import STAGE, Scheduler
-from .scheduler_policy import StrictPolicy
 
 log = logging.getLogger(__name__)
 
@@ -63,13 +67,18 @@ class SchedulerRole:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._topics = settings.kafka.topics
+        #: New with each process: workers grant their slots to this one as long as it lives.
+        self.scheduler_id = f"{STAGE}-{uuid.uuid4().hex[:12]}"
         self._redis = connect(settings.redis)
         self._feeds = connect(settings.redis, blocking=True)
         self._streams = RedisTokenStreams(self._redis, settings.streams)
         self._publisher = Publisher(settings.kafka)
-        self._policy = StrictPolicy(settings.scheduler, settings.streams.lease_ms)
+        self._policy = make_policy(
+            settings.scheduler.policy, settings.scheduler, settings.streams.lease_ms, self.scheduler_id
+        )
         self._consumer: AIOKafkaConsumer | None = None
         self._intake: QueueIntake | None = None
+        self._overload: OverloadWatch | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -87,6 +96,7 @@ class SchedulerRole:
             streams=self._streams,
             publisher=self._publisher,
             presence=ReaderPresence(self._redis),
+            scheduler_id=self.scheduler_id,
         )
         reaper = Reaper(
             OpenRequests(self._redis, self._topics.prefix),
@@ -96,6 +106,14 @@ class SchedulerRole:
             scheduler.held_ids,
             self._settings.scheduler.orphan_seconds,
             scheduler.clock.now_ms,
+        )
+        self._overload = OverloadWatch(
+            self._settings,
+            OverloadBoard(self._redis),
+            scheduler.delays,
+            self._policy.is_waiting,
+            scheduler.clock.now_ms,
+            self._pause,
         )
         self._intake = QueueIntake(self._settings, consumer, tracked, scheduler)
         consumer.subscribe(list(self._topics.queues), listener=tracked)
@@ -107,11 +125,25 @@ class SchedulerRole:
                 scheduler.deliver(),
                 self._watching(scheduler),
                 self._reporting(self._intake),
+                self._announcing(scheduler),
                 self._intake.until_stalled(),
                 reaper.run(),
+                self._overload.run(),
                 *(self._listen(scheduler, pool) for pool in self._settings.pools),
             )
         ]
+
+    def reconfigure(self, settings: Settings) -> None:
+        """See :class:`infra.role.Role`."""
+        self._settings = settings
+        self._policy.reconfigure(settings.scheduler)
+        if self._overload is not None:
+            self._overload.reconfigure(settings)
+
+    def _pause(self, classes: frozenset[QueueClass]) -> None:
+        self._policy.pause(classes)
+        if self._intake is not None:
+            self._intake.scheduler.react()
 
     async def not_ready(self) -> str | None:
         """Why requests are not scheduled right now."""
@@ -133,6 +165,7 @@ class SchedulerRole:
         if self._intake is not None:
             await self._intake.scheduler.finish(self._settings.drain_seconds)
             await self._intake.tracked.commit()
+        await self._announce(lambda known, _: known.leave(self.scheduler_id))
 
     async def stop(self) -> None:
         """See :class:`infra.role.Role`."""
@@ -168,6 +201,22 @@ class SchedulerRole:
                 scheduler.heard(pool, event)
             if events:
                 scheduler.react()
+
+    async def _announcing(self, scheduler: Scheduler) -> None:
+        """Tell the workers of each pool that this scheduler lives, and how much waits here for them."""
+        while True:
+            await self._announce(
+                lambda known, pool: known.announce(self.scheduler_id, scheduler.backlog(pool))
+            )
+            await asyncio.sleep(self._settings.worker.heartbeat_ms / 1000)
+
+    async def _announce(self, say: Callable[[SchedulerPresence, str], Awaitable[None]]) -> None:
+        ttl_ms = self._settings.worker.scheduler_ttl_ms
+        for pool in self._settings.pools:
+            try:
+                await say(SchedulerPresence(self._redis, pool, ttl_ms), pool)
+            except (RedisError, OSError, TimeoutError) as error:
+                log.warning("workers not told", extra={"pool": pool, "error": type(error).__name__})
 
     async def _watching(self, scheduler: Scheduler) -> None:
         """What only time brings: lapsed leases, deadlines, ageing. Never waits for Kafka."""

@@ -13,7 +13,8 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from contracts.entries import Accepted, Dispatched, Moderated, Started, StreamEntry, Terminal, Text
-from contracts.errors import ErrorBody, ErrorCode, error_body
+from contracts.errors import ApiError, ErrorBody, ErrorCode, error_body
+from contracts.limits import Admission
 from contracts.records import Usage
 from contracts.stream_ids import StreamId
 
@@ -144,15 +145,36 @@ def _short(value: Any, kind: Any) -> Any:
 PONG = b'{"type":"pong"}'
 
 
-def accepted_frame(ref: str | int | None, request_id: str) -> bytes:
+def accepted_frame(ref: str | int | None, admission: Admission) -> bytes:
     """``chat.accepted``: comes before every frame of its stream."""
-    return json_text({"type": "chat.accepted", "ref": ref, "request_id": request_id})
+    frame: dict[str, Any] = {
+        "type": "chat.accepted",
+        "ref": ref,
+        "request_id": admission.request_id,
+    }
+    if admission.rate_limits is not None:
+        frame["rate_limits"] = admission.rate_limits.as_json()
+    return json_text(frame)
 
 
 def error_frame(error: ErrorBody, ref: str | int | None = None, request_id: str | None = None) -> bytes:
     """``error``: about the frame with this ref, or the reading of this stream."""
+    return json_text(_error(error, ref, request_id))
+
+
+def refusal_frame(error: ApiError, ref: str | int | None) -> bytes:
+    """``error`` for a request that was not accepted: when to try again, and the caller's limits."""
+    frame = _error(error.body, ref, None)
+    if error.retry_after_seconds is not None:
+        frame["retry_after_seconds"] = error.retry_after_seconds
+    if error.rate_limits is not None:
+        frame["rate_limits"] = error.rate_limits.as_json()
+    return json_text(frame)
+
+
+def _error(error: ErrorBody, ref: str | int | None, request_id: str | None) -> dict[str, Any]:
     body = error.model_dump()
-    return json_text({"type": "error", "ref": ref, "request_id": request_id, "error": body})
+    return {"type": "error", "ref": ref, "request_id": request_id, "error": body}
 
 
 class StreamFrames:
@@ -178,14 +200,15 @@ class StreamFrames:
             )
         if isinstance(entry, Terminal):
             return self._end(item.id, entry)
-        return json_text(
-            {
-                "type": "stream.status",
-                "request_id": self._request_id,
-                "offset": str(item.id),
-                "status": _status(item.id, entry),
-            }
-        )
+        frame: dict[str, Any] = {
+            "type": "stream.status",
+            "request_id": self._request_id,
+            "offset": str(item.id),
+            "status": _status(item.id, entry),
+        }
+        if isinstance(entry, Accepted) and entry.degraded is not None:
+            frame |= {"model": entry.model, "degraded": entry.degraded.model_dump()}
+        return json_text(frame)
 
     def _end(self, entry_id: StreamId, terminal: Terminal) -> bytes:
         error = terminal_error(terminal)

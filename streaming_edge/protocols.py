@@ -9,6 +9,7 @@ from typing import Protocol
 
 from contracts.entries import StreamEntry
 from contracts.identity import Principal
+from contracts.limits import Admission
 
 
 class Door(Protocol):
@@ -32,8 +33,8 @@ class Intake(Protocol):
         *,
         traceparent: str | None = None,
         idempotency_key: str | None = None,
-    ) -> str:
-        """Validate a chat completion body and accept it; returns the request id.
+    ) -> Admission:
+        """Validate a chat completion body and accept it.
 
         With a key, a call that repeats an earlier one returns that one's request.
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import redis.asyncio as redis
 
+from contracts.identity import Principal
 from infra.kafka import Publisher
 from infra.presence_redis import ReaderPresence
 from infra.settings import Settings
@@ -21,11 +22,21 @@ from .server_websockets import EdgeServer
 class OpenIntake(Intake, Protocol):
     """An intake that must be closed before what it was made of."""
 
+    def reconfigure(self, settings: Settings) -> None:
+        """Go by these settings from the next request on."""
+
     async def close(self) -> None:
         """Finish what has begun, then let go."""
 
 
-MakeDoor = Callable[[Settings], Door]
+class LiveDoor(Door, Protocol):
+    """A door whose keys can change."""
+
+    def reconfigure(self, settings: Settings) -> frozenset[Principal]:
+        """Go by the keys of these settings from now on; returns those whose keys are no longer the same."""
+
+
+MakeDoor = Callable[[Settings], LiveDoor]
 MakeIntake = Callable[[Settings, RedisTokenStreams, Publisher], Awaitable[OpenIntake]]
 
 
@@ -47,12 +58,12 @@ class EdgeRole:
     ) -> None:
         self._settings = settings
         self._inherited = listener
-        self._make_door = make_door
         self._make_intake = make_intake
         self._client: redis.Redis | None = None
         self._reader_client: redis.Redis | None = None
         self._publisher: Publisher | None = None
         self._intake: OpenIntake | None = None
+        self._door = make_door(settings)
         self._hub: Hub | None = None
         self._server: EdgeServer | None = None
 
@@ -68,7 +79,7 @@ class EdgeRole:
         presence = ReaderPresence(self._client)
         self._hub = Hub(streams, self._reader_client, settings.edge.buffer_entries, presence)
         await self._hub.start()
-        self._server = EdgeServer(settings, self._make_door(settings), self._intake, streams, self._hub)
+        self._server = EdgeServer(settings, self._door, self._intake, streams, self._hub)
         await self._server.start(self._inherited.dup() if self._inherited is not None else None)
 
     async def not_ready(self) -> str | None:
@@ -98,6 +109,15 @@ class EdgeRole:
         for client in (self._client, self._reader_client):
             if client is not None:
                 await client.aclose()
+
+    def reconfigure(self, settings: Settings) -> None:
+        """See :class:`infra.role.Role`. Sockets whose key is gone, or of another tier now, come again."""
+        self._settings = settings
+        changed = self._door.reconfigure(settings)
+        if self._intake is not None:
+            self._intake.reconfigure(settings)
+        if self._server is not None:
+            self._server.send_away(changed)
 
     async def run(self) -> None:
         assert self._hub is not None

@@ -6,6 +6,7 @@ import asyncio
 import http
 import logging
 import socket as sockets
+from collections.abc import Container, Coroutine
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -122,6 +123,15 @@ class EdgeServer:
         if closing:
             await asyncio.wait(closing)
 
+    def send_away(self, principals: Container[Principal]) -> None:
+        """Close the sockets of these principals with "reconnect at your offset".
+
+        Whoever still has a key comes in again, as what the key stands for now.
+        """
+        for socket in self._sockets:
+            if socket.session.principal in principals:
+                self._close_apart(self._send_away(socket, 0.0))
+
     async def _send_away(self, socket: Socket, grace_seconds: float) -> None:
         socket.session.draining = True
         loop = asyncio.get_running_loop()
@@ -186,9 +196,12 @@ class EdgeServer:
             for socket in list(self._sockets):
                 case = socket.overdue()
                 if case is not None and not socket.closing:
-                    task = asyncio.create_task(socket.close(case))
-                    self._closing.add(task)
-                    task.add_done_callback(self._closing.discard)
+                    self._close_apart(socket.close(case))
+
+    def _close_apart(self, closing: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(closing)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
 
 def _error_json(body: ErrorBody) -> bytes:

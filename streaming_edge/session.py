@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from contracts.errors import ErrorBody, ErrorCode, error_body
+from contracts.errors import ApiError, ErrorBody, ErrorCode, error_body
 from contracts.identity import Principal
+from contracts.limits import Admission
 
 from .close_codes import CloseCase
 from .frames import (
@@ -26,6 +27,7 @@ from .frames import (
     accepted_frame,
     error_frame,
     parse_client_frame,
+    refusal_frame,
 )
 
 _BURST_SECONDS = 4.0
@@ -193,19 +195,20 @@ class Session:
         """The key was bad."""
         return [Send(error_frame(error)), self._close(CloseCase.INVALID_API_KEY)]
 
-    def accepted(self, ref: str | int | None, request_id: str) -> list[Effect]:
+    def accepted(self, ref: str | int | None, admission: Admission) -> list[Effect]:
         """A request of this socket was accepted: say so, then read its stream."""
         self._creating -= 1
-        said: list[Effect] = [Send(accepted_frame(ref, request_id))]
+        request_id = admission.request_id
+        said: list[Effect] = [Send(accepted_frame(ref, admission))]
         # A repeated request may have been given the id of one that this socket reads already.
         if request_id not in self._readings:
             said.append(self._read(request_id, None, owned=True))
         return said
 
-    def refused(self, ref: str | int | None, error: ErrorBody) -> list[Effect]:
+    def refused(self, ref: str | int | None, error: ApiError) -> list[Effect]:
         """A request of this socket was not accepted."""
         self._creating -= 1
-        return [Send(error_frame(error, ref))]
+        return [Send(refusal_frame(error, ref))]
 
     def reading_ended(self, request_id: str, serial: int) -> None:
         """A reading is over (its end or an error is about to be sent). Late reports are ignored."""

@@ -19,7 +19,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 
 from contracts.entries import Accepted, Entry, StreamEntry, Terminal
-from contracts.errors import ApiError, ErrorBody, ErrorCode, error_body
+from contracts.errors import ApiError, ErrorBody, ErrorCode
 from contracts.identity import Principal
 from contracts.reply import Reply
 from contracts.stream_ids import START, StreamId
@@ -54,7 +54,11 @@ log = logging.getLogger(__name__)
 CLOSE_TIMEOUT_SECONDS = 5.0
 _ABORT_SECONDS = 1.0
 _IDLE_SECONDS = 30.0
-_UNAVAILABLE = error_body(ErrorCode.UNAVAILABLE, "A service is not reachable right now; try again.")
+_UNAVAILABLE = ApiError(
+    ErrorCode.UNAVAILABLE,
+    "A service is not reachable right now; try again.",
+    retry_after_seconds=1,
+)
 
 
 @dataclass(frozen=True)
@@ -198,21 +202,21 @@ class Socket:
         )
         fault: str | None = "cancelled"
         try:
-            request_id = await self._parts.intake.accept(
+            admission = await self._parts.intake.accept(
                 self._principal,
                 effect.body,
                 traceparent=traceparent_of(span),
                 idempotency_key=effect.idempotency_key,
             )
-            span.set_attribute("gen_ai.response.id", request_id)
-            outcome = self.session.accepted(effect.ref, request_id)
+            span.set_attribute("gen_ai.response.id", admission.request_id)
+            outcome = self.session.accepted(effect.ref, admission)
             fault = None
         except ApiError as error:
-            outcome = self.session.refused(effect.ref, error.body)
+            outcome = self.session.refused(effect.ref, error)
             fault = error.code.value if error.status >= 500 else None
         except StreamsUnavailable:
             outcome = self.session.refused(effect.ref, _UNAVAILABLE)
-            fault = _UNAVAILABLE.code
+            fault = _UNAVAILABLE.code.value
         finally:
             end_span(span, fault)
         await self._perform(outcome)
@@ -232,7 +236,7 @@ class Socket:
         except ApiError as error:
             await self._send(error_frame(error.body, effect.ref, request_id))
         except StreamsUnavailable:
-            await self._send(error_frame(_UNAVAILABLE, effect.ref, request_id))
+            await self._send(error_frame(_UNAVAILABLE.body, effect.ref, request_id))
         finally:
             self.session.cancel_done()
 
@@ -249,7 +253,7 @@ class Socket:
         except ApiError as refusal:
             error = refusal.body
         except StreamsUnavailable:
-            error = _UNAVAILABLE
+            error = _UNAVAILABLE.body
         finally:
             self.session.reading_ended(effect.request_id, effect.serial)
         if error is not None:

@@ -44,7 +44,7 @@ class ChatChunkEncoder:
 
     Args:
         request_id: also the id of the completion.
-        model: canonical name of the model that runs.
+        model: canonical name of the model that runs; the ``0-1`` entry, where it is read, has the last word.
         created_s: acceptance of the request, Unix seconds.
         include_usage: ``stream_options.include_usage`` of the request.
         after: offset the reading resumes after.
@@ -61,10 +61,8 @@ class ChatChunkEncoder:
         after: StreamId = START,
         begun: Collection[int] | None = None,
     ) -> None:
-        meta = json_text(
-            {"id": request_id, "object": "chat.completion.chunk", "created": created_s, "model": model}
-        )
-        self._head = b"data: " + meta[:-1] + b',"choices":['
+        self._meta = {"id": request_id, "object": "chat.completion.chunk", "created": created_s}
+        self._head = self._head_for(model)
         self._tail = (b'],"usage":null}' if include_usage else b"]}") + b"\n\n"
         self._include_usage = include_usage
         resumed_in_text = after.attempt > 0 and after.token > 0
@@ -110,7 +108,8 @@ class ChatChunkEncoder:
 
     def _comment(self, entry_id: StreamId, entry: Accepted | Moderated | Dispatched | Started) -> bytes:
         match entry:
-            case Accepted():
+            case Accepted(model=model):
+                self._head = self._head_for(model)
                 return b": accepted\n"
             case Moderated(prompt_tokens=count):
                 self._prompt_tokens = count
@@ -120,6 +119,10 @@ class ChatChunkEncoder:
                 return b": dispatched\n"
             case Started():
                 return b": started\n" if entry_id.attempt == 1 else b": resumed\n"
+
+    def _head_for(self, model: str) -> bytes:
+        """What every chunk begins with."""
+        return b"data: " + json_text(self._meta | {"model": model})[:-1] + b',"choices":['
 
     def _id(self) -> bytes:
         return b"" if self._last == START or self._last.is_seal else b"id: %d-%d\n" % self._last

@@ -15,6 +15,7 @@ from websockets.asyncio.client import connect as ws_connect
 from contracts.entries import Accepted, Moderated, Started, Terminal, Text
 from contracts.errors import ApiError, ErrorCode
 from contracts.identity import Principal, is_request_id, make_request_id
+from contracts.limits import Admission
 from contracts.records import Usage
 from contracts.stream_ids import MODERATED, StreamId
 from contracts.tiers import FinishReason, Status
@@ -50,11 +51,11 @@ class FakeIntake:
         *,
         traceparent: str | None = None,
         idempotency_key: str | None = None,
-    ) -> str:
+    ) -> Admission:
         await self.gate.wait()
         if not isinstance(body, dict) or not body.get("messages"):
             raise ApiError(ErrorCode.INVALID_VALUE, "Give messages.", param="messages")
-        return await self.create(principal)
+        return Admission(await self.create(principal))
 
     async def create(self, principal: Principal) -> str:
         request_id = make_request_id(1, secrets.token_bytes(10))

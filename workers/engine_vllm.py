@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 
 #: A logprob of minus infinity, which JSON cannot say; OpenAI's API uses the same.
 _LOWEST_LOGPROB = -9999.0
+#: A prompt takes at most this part of a step while other requests run, or its fair share if that is more:
+#: a long one must not hold up the first tokens of short ones that came after it.
+_LONG_PREFILL_PARTS = 4
 
 
 class VllmEngine:
@@ -74,12 +77,15 @@ class VllmEngine:
         from .penalties_vllm import PROCESSOR
 
         settings = self._settings
+        step_tokens = max(settings.max_batched_tokens, self._max_seqs)
         arguments = AsyncEngineArgs(
             model=self._path,
             dtype=settings.dtype,
             max_model_len=self._context_length,
             max_num_seqs=self._max_seqs,
-            max_num_batched_tokens=settings.max_batched_tokens,
+            max_num_batched_tokens=step_tokens,
+            long_prefill_token_threshold=min(step_tokens // _LONG_PREFILL_PARTS, self._context_length),
+            long_prefill_token_threshold_adaptive=True,
             gpu_memory_utilization=settings.gpu_memory_utilization,
             enforce_eager=settings.enforce_eager,
             enable_prefix_caching=True,

@@ -36,6 +36,8 @@ class Ending(Enum):
     SEALED_ELSEWHERE = "sealed_elsewhere"
     #: Another attempt has taken over; the request is no longer ours.
     FENCED = "fenced"
+    #: It was told to make room: another attempt goes on.
+    HANDED_OVER = "handed_over"
     #: The stream is gone.
     GONE = "gone"
     #: The token streams could not be reached: whoever finds the lease run out goes on.
@@ -74,11 +76,13 @@ class Generation:
         prefill_seconds: float,
         hang_seconds: float,
         on_started: Callable[[Generation], None],
+        on_prefilled: Callable[[], None],
     ) -> None:
         """An attempt at ``record`` as :func:`workers.takeover.decide` planned it.
 
         Args:
             on_started: called once when ``<a>-0`` is in the stream.
+            on_prefilled: called once when the engine gives its first tokens.
             prefill_seconds: without a first token for so long, it counts as hung.
             hang_seconds: the same between tokens.
         """
@@ -97,6 +101,7 @@ class Generation:
         self._engine = engine
         self._writer = writer
         self._on_started = on_started
+        self._on_prefilled = on_prefilled
         self._prefill_seconds = prefill_seconds
         self._hang_seconds = hang_seconds
         self._loop = asyncio.get_running_loop()
@@ -105,6 +110,7 @@ class Generation:
         self._last_written = StreamId(plan.attempt, 0)
         self._text: list[list[str]] = [[] for _ in range(record.sampling.n)]
         self._answer: asyncio.Future[Appended | None] = self._loop.create_future()
+        self._handed_over = False
         self._generating: asyncio.Task[object] | None = None
         self._request = EngineRequest(
             engine_id=f"{record.request_id}/{plan.attempt}",
@@ -170,6 +176,20 @@ class Generation:
         if self._generating is not None:
             self._generating.cancel()
             self._generating = None
+
+    def hand_over(self) -> None:
+        """Stop generating and leave the stream as it is, if another attempt can go on from there.
+
+        What the writer still has is dropped: the next attempt generates it again. A reply that only waits
+        for its seal is not stopped, as it is about to make room by itself.
+        """
+        if self._generating is None or self._answer.done():
+            return
+        # See takeover.decide(): with text out, such a reply would have to end as failed.
+        continues = len(self._choices) == 1 and self._engine.continues(self._record.sampling)
+        if continues or self.first_token_at is None:
+            self._handed_over = True
+            self.refused(None)
 
     def hung(self, now: float) -> bool:
         """See :class:`workers.leases.Leased`."""
@@ -243,6 +263,8 @@ class Generation:
         async with aclosing(self._engine.generate(self._request)) as deltas:
             async for delta in deltas:
                 now = self._loop.time()
+                if self.last_token_at is None:
+                    self._on_prefilled()
                 self._progress = self.last_token_at = now
                 if delta.cached_tokens is not None:
                     self.cached_tokens = delta.cached_tokens
@@ -312,6 +334,8 @@ class Generation:
         self.reply.last_id = SEAL
 
     def _ending(self) -> Ending:
+        if self._handed_over:
+            return Ending.HANDED_OVER
         result = self._answer.result()
         if result is None:
             return Ending.UNREACHABLE

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from opentelemetry.trace import Span, SpanKind
 
@@ -23,6 +23,7 @@ from infra.settings import WorkerSettings
 from infra.telemetry import (
     ENGINE_TTFT,
     FENCED,
+    PREEMPTED,
     REQUESTS,
     TAKEOVERS,
     TOKENS,
@@ -34,6 +35,7 @@ from infra.telemetry import (
 )
 
 from .generation import Ending, Generation
+from .in_hand import InHand
 from .leases import LeaseKeeper
 from .leaving import LeaveWatch
 from .protocols import Engine
@@ -76,7 +78,10 @@ class Services:
     """What all handlers of a worker share.
 
     Attributes:
+        in_hand: the requests that are handled right now.
+        prefilled: called with the record of a request whose prompt the engine has prefilled.
         finished: called with the id of a request once its stream is sealed and its outcome published.
+        handed_over: called with the id of a request that another worker may continue.
         give_up_seconds: how long the token streams may be unreachable before a request is given up.
         gate: bounds the handlers that use connections of their own at once.
     """
@@ -91,46 +96,77 @@ class Services:
     leaving: LeaveWatch
     publisher: Publisher
     outcomes_topic: str
+    in_hand: InHand
+    prefilled: Callable[[DispatchRecord], None]
     finished: Callable[[str], None]
+    handed_over: Callable[[str], None]
     give_up_seconds: float
     gate: asyncio.Semaphore
 
 
-async def handle(services: Services, record: DispatchRecord, traceparent: str | None) -> None:
-    """Bring a request to its effect; when this returns, its position may be committed.
+def handle(
+    services: Services, record: DispatchRecord, traceparent: str | None
+) -> Coroutine[Any, Any, None]:
+    """Take a request in hand at once, and bring it to its effect.
 
-    Raises:
-        workers.errors.EngineDead: the engine is gone; the position must stay.
+    Returns:
+        What is to be awaited; after that its position may be committed. Raises
+        :class:`workers.errors.EngineDead` when the engine is gone; then the position must stay.
     """
     handler = _Handler(services, record, traceparent)
-    try:
-        await handler.run()
-    except StreamsUnavailable:
-        # The scheduler holds the request until its seal, and finds no lease.
-        log.error("request given up, token streams unreachable", extra={"request_id": record.request_id})
+    services.in_hand.add(handler)
+    return handler.run_to_its_end()
 
 
 class _Handler:
     def __init__(self, services: Services, record: DispatchRecord, traceparent: str | None) -> None:
         self._s = services
-        self._record = record
+        self.record = record
         self._rid = record.request_id
         self._traceparent = traceparent
         self._running: Generation | None = None
+        self._latest: Generation | None = None
+        self._preempted = False
 
-    async def run(self) -> None:
+    @property
+    def generated(self) -> int:
+        """See :class:`workers.in_hand.Taken`."""
+        return self._latest.usage.completion_tokens if self._latest is not None else 0
+
+    @property
+    def prefilled(self) -> bool:
+        """See :class:`workers.in_hand.Taken`."""
+        return self._latest is not None and self._latest.last_token_at is not None
+
+    def preempt(self) -> None:
+        """See :class:`workers.in_hand.Taken`."""
+        self._preempted = True
+        if self._running is not None:
+            self._running.hand_over()
+
+    async def run_to_its_end(self) -> None:
+        """Let go of the request when it has ended here, however."""
+        try:
+            await self._run()
+        except StreamsUnavailable:
+            # The scheduler holds the request until its seal, and finds no lease.
+            log.error("request given up, token streams unreachable", extra={"request_id": self._rid})
+        finally:
+            self._s.in_hand.remove(self)
+
+    async def _run(self) -> None:
         # The usual case needs no look at the stream: if the start is accepted, nobody was before us.
-        first = self._record.attempt <= 1 and _now_ms() <= self._record.deadline_ms
+        first = self.record.attempt <= 1 and _now_ms() <= self.record.deadline_ms
         if first and await self._attempt(Generate(1), Reply()):
             return
         for _ in range(_STARTS):
             reply, holder = await self._look()
             decision = decide(
-                self._record,
+                self.record,
                 reply,
                 lease_holder=holder,
                 worker_id=self._s.worker_id,
-                continues=self._s.engine.continues(self._record.sampling),
+                continues=self._s.engine.continues(self.record.sampling),
                 now_ms=_now_ms(),
             )
             if await self._do(decision, reply):
@@ -170,7 +206,10 @@ class _Handler:
 
     async def _attempt(self, plan: Generate, reply: Reply) -> bool:
         """Run an attempt; False when its start was refused."""
-        record, services = self._record, self._s
+        if self._preempted:
+            await self._hand_over()
+            return True
+        record, services = self.record, self._s
         generation = Generation(
             record,
             plan,
@@ -180,9 +219,10 @@ class _Handler:
             prefill_seconds=services.settings.prefill_seconds,
             hang_seconds=services.settings.hang_seconds,
             on_started=self._started,
+            on_prefilled=lambda: services.prefilled(record),
         )
         began = time.monotonic()
-        self._running = generation
+        self._running = self._latest = generation
         generation.begin(services.worker_id, services.model_revision)
         span = self._span(plan)
         failure: str | None = "abandoned"
@@ -201,7 +241,7 @@ class _Handler:
             services.leaving.remove(generation)
             _describe(span, generation)
             end_span(span, failure)
-        if not generation.started and ending is not Ending.UNREACHABLE:
+        if not generation.started and ending not in (Ending.UNREACHABLE, Ending.HANDED_OVER):
             return False
         self._measure(generation, began)
         await self._conclude(generation, ending)
@@ -234,8 +274,17 @@ class _Handler:
                 )
             case Ending.GONE:
                 await self._lost()
+            case Ending.HANDED_OVER:
+                await self._hand_over()
             case Ending.UNREACHABLE:
                 raise StreamsUnavailable("generation")
+
+    async def _hand_over(self) -> None:
+        """Leave the request to others. Should the lease not go, they find out when it has run out."""
+        await self._retry(lambda: self._s.leases.give_up(self._rid))
+        PREEMPTED.inc()
+        log.info("request handed over", extra={"request_id": self._rid})
+        self._s.handed_over(self._rid)
 
     async def _end(self, terminal: Terminal) -> None:
         """Seal without an attempt of ours, and publish whatever terminal state results."""
@@ -266,8 +315,8 @@ class _Handler:
         ttft_ms = None
         if first_token_at is not None and reply.attempts <= 1:
             ago = (time.monotonic() - first_token_at) * 1000
-            ttft_ms = max(0, int(now_ms - ago - self._record.created_ms))
-        value = make_outcome(self._record, reply, now_ms=now_ms, ttft_ms=ttft_ms).encode()
+            ttft_ms = max(0, int(now_ms - ago - self.record.created_ms))
+        value = make_outcome(self.record, reply, now_ms=now_ms, ttft_ms=ttft_ms).encode()
         pause = 0.1
         while True:
             try:
@@ -301,7 +350,7 @@ class _Handler:
             pause = min(pause * 2, 1.0)
 
     def _span(self, plan: Generate) -> Span:
-        record = self._record
+        record = self.record
         return start_span(
             f"chat {record.model}",
             self._traceparent,
@@ -327,17 +376,17 @@ class _Handler:
             return
         ENGINE_TTFT.observe(first - began)
         if generation.attempt == 1:
-            since_accepted = time.time() - self._record.created_ms / 1000 - (time.monotonic() - first)
-            TTFT.labels(self._record.tier).observe(max(0.0, since_accepted))
+            since_accepted = time.time() - self.record.created_ms / 1000 - (time.monotonic() - first)
+            TTFT.labels(self.record.tier).observe(max(0.0, since_accepted))
         if new > 1:
-            TPOT.labels(self._record.tier).observe((last - first) / (new - 1))
+            TPOT.labels(self.record.tier).observe((last - first) / (new - 1))
 
     def _count(self, reply: Reply) -> None:
         """Count a request whose seal we wrote."""
         if reply.terminal is not None:
-            REQUESTS.labels(self._record.tier, reply.terminal.status.value).inc()
-        TOKENS.labels(self._record.tier, "prompt").inc(reply.usage.prompt_tokens)
-        TOKENS.labels(self._record.tier, "completion").inc(reply.usage.completion_tokens)
+            REQUESTS.labels(self.record.tier, reply.terminal.status.value).inc()
+        TOKENS.labels(self.record.tier, "prompt").inc(reply.usage.prompt_tokens)
+        TOKENS.labels(self.record.tier, "completion").inc(reply.usage.completion_tokens)
 
 
 def _describe(span: Span, generation: Generation) -> None:

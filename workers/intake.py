@@ -12,6 +12,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError
 
 from contracts.errors import RecordError
+from contracts.preempt import PreemptRecord, is_preempt, read_preempt
 from contracts.records import DispatchRecord, decode
 from infra.kafka import Tracked
 from infra.kafka_watch import until_stalled
@@ -26,8 +27,10 @@ _POLL_MS = 250
 _PAUSE_SECONDS = 0.5
 _CHECK_SECONDS = 1.0
 
-#: Brings one request to its effect.
+#: Takes a request in hand at once; what it returns brings it to its effect.
 Handle = Callable[[DispatchRecord, str | None], Awaitable[None]]
+#: Makes room, if it is the running attempt of this worker that is meant.
+Preempt = Callable[[PreemptRecord], None]
 #: Dead-letters a record that cannot be read, and ends its request where that is known.
 Reject = Callable[[ConsumerRecord, RecordError], Awaitable[None]]
 
@@ -38,12 +41,10 @@ class _Open:
 
     Attributes:
         request_id: None where it cannot be read.
-        choices: of the reply.
         reached: to be called when its position may be committed.
     """
 
     request_id: str | None
-    choices: int
     reached: Callable[[], None]
 
 
@@ -60,6 +61,7 @@ class Intake:
         *,
         handle: Handle,
         reject: Reject,
+        preempt: Preempt,
         limit: int,
         stall_seconds: float,
     ) -> None:
@@ -68,17 +70,13 @@ class Intake:
         self._tracked = Tracked(consumer)
         self._handle = handle
         self._reject = reject
+        self._preempt = preempt
         self._limit = limit
         self._stall_seconds = stall_seconds
         self._tasks: dict[asyncio.Task[None], _Open] = {}
         self._running: set[str] = set()
         self._room = asyncio.Event()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    @property
-    def choices(self) -> int:
-        """Choices of the requests that are open here."""
-        return sum(open_.choices for open_ in self._tasks.values())
 
     async def run(self) -> None:
         """Read and hand out until cancelled; the handed-out tasks go on.
@@ -162,10 +160,18 @@ class Intake:
 
     def _take(self, record: ConsumerRecord) -> None:
         reached = self._tracked.take(record).done
+        if is_preempt(record.headers):
+            wish = read_preempt(record.value)
+            if wish is None:
+                log.warning("unreadable wish for room", extra={"offset": record.offset})
+            else:
+                self._preempt(wish)
+            reached()
+            return
         try:
             request = decode(DispatchRecord, record.value)
         except RecordError as error:
-            self._spawn(reached, 0, None, self._reject(record, error))
+            self._spawn(reached, None, self._reject(record, error))
             return
         HOP.labels("dispatch").observe(max(0.0, time.time() - request.dispatched_ms / 1000))
         if request.request_id in self._running:
@@ -174,11 +180,9 @@ class Intake:
             return
         self._running.add(request.request_id)
         work = self._handle(request, traceparent_from(record.headers))
-        self._spawn(reached, request.sampling.n, request.request_id, work)
+        self._spawn(reached, request.request_id, work)
 
-    def _spawn(
-        self, reached: Callable[[], None], choices: int, request_id: str | None, work: Awaitable[None]
-    ) -> None:
+    def _spawn(self, reached: Callable[[], None], request_id: str | None, work: Awaitable[None]) -> None:
         async def run() -> None:
             await work
 
@@ -196,5 +200,5 @@ class Intake:
                 self._failure.set_exception(failure)
 
         task = asyncio.create_task(run())
-        self._tasks[task] = _Open(request_id, choices, reached)
+        self._tasks[task] = _Open(request_id, reached)
         task.add_done_callback(ended)

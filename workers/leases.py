@@ -14,10 +14,13 @@ log = logging.getLogger(__name__)
 
 
 class LeaseStore(Protocol):
-    """Where leases live. Both raise :class:`contracts.token_stream.StreamsUnavailable`."""
+    """Where leases live. All raise :class:`contracts.token_stream.StreamsUnavailable`."""
 
     async def renew_leases(self, request_ids: Sequence[str], worker_id: str) -> None:
         """Set or prolong this worker's leases."""
+
+    async def give_up_leases(self, request_ids: Sequence[str], worker_id: str) -> None:
+        """End this worker's leases; others' are left alone."""
 
     async def last_ids(self, request_ids: Sequence[str]) -> list[StreamId | None]:
         """Id of each stream's last entry; None where there is no stream."""
@@ -62,6 +65,7 @@ class LeaseKeeper:
         self._replies: dict[str, Leased] = {}
         self._fresh: list[str] = []
         self._wake = asyncio.Event()
+        self._storing = asyncio.Lock()
 
     def add(self, reply: Leased) -> None:
         """Take the lease of a reply that has started, at once."""
@@ -73,20 +77,32 @@ class LeaseKeeper:
         """Keep this lease no longer; it runs out by itself (or went with the seal)."""
         self._replies.pop(reply.request_id, None)
 
+    async def give_up(self, request_id: str) -> None:
+        """End the lease of a reply that was removed, so that nobody waits for it to run out.
+
+        Raises:
+            StreamsUnavailable: it may still be alive.
+        """
+        # Not beside a renewal, which could reach the store after it.
+        async with self._storing:
+            await self._store.give_up_leases([request_id], self._worker_id)
+
     async def run(self) -> None:
         """Renew until cancelled."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
             now = loop.time()
-            fresh, self._fresh = self._fresh, []
             self._wake.clear()
             try:
-                if now >= due:
-                    due = now + self._interval
-                    await self._renew(now)
-                elif fresh:
-                    await self._store.renew_leases(fresh, self._worker_id)
+                async with self._storing:
+                    fresh = [rid for rid in self._fresh if rid in self._replies]
+                    self._fresh = []
+                    if now >= due:
+                        due = now + self._interval
+                        await self._renew(now)
+                    elif fresh:
+                        await self._store.renew_leases(fresh, self._worker_id)
             except StreamsUnavailable as error:
                 log.warning("leases not renewed", extra={"error": str(error)[:200]})
             try:

@@ -14,23 +14,28 @@ from redis.exceptions import RedisError
 
 from contracts.entries import Terminal
 from contracts.errors import ErrorCode, RecordError, error_body
+from contracts.preempt import PreemptRecord
 from contracts.records import DispatchRecord
 from contracts.tiers import Status
 from contracts.token_stream import StreamsUnavailable
 from infra.kafka import Publisher, PublishError, make_consumer
 from infra.presence_redis import ReaderPresence
+from infra.scheduler_presence_redis import SchedulerPresence
 from infra.settings import Settings, SettingsError
 from infra.stream_redis import RedisTokenStreams, connect
 from infra.tasks import end_tasks
 from infra.telemetry import DEAD_LETTERS
 from infra.worker_feed_redis import WorkerFeed
 
+from .credits import CreditLedger
 from .errors import EngineDead, WorkerError
 from .handler import Services, handle
 from .heartbeat import Heartbeat
+from .in_hand import InHand
 from .intake import Intake
 from .leases import LeaseKeeper
 from .leaving import LeaveWatch
+from .prefix_memory import PrefixMemory
 from .protocols import Engine
 from .writer import StreamWriter
 
@@ -40,6 +45,9 @@ _ENGINE_CHECK_SECONDS = 0.5
 _CONNECTIONS_OF_ITS_OWN = 8
 #: How long dispatches may still come after the schedulers were told to send none.
 _LAST_DISPATCHES_SECONDS = 0.5
+#: Heartbeats that a scheduler may act on a grant after a smaller one was sent: by then it has heard that
+#: one, or counts this worker as silent.
+_GRANT_HOLDS_HEARTBEATS = 4
 
 
 class NoSlot(WorkerError):
@@ -97,6 +105,7 @@ class Worker:
         writer = StreamWriter(appending, give_up_seconds=give_up)
         leases = LeaseKeeper(self._streams, self.worker_id, streams.lease_ms)
         leaving = LeaveWatch(ReaderPresence(self._redis), self._streams)
+        in_hand = InHand()
         heartbeat = Heartbeat(
             self._feed,
             self.worker_id,
@@ -104,7 +113,10 @@ class Worker:
             interval_ms=worker.heartbeat_ms,
             slot_ttl_ms=slot_ttl_ms,
             capacity=self._engine.capacity,
-            replies=lambda: self._intake.choices if self._intake else 0,
+            in_hand=in_hand,
+            prefixes=PrefixMemory(self._engine.capacity().kv_tokens_total),
+            credits=CreditLedger(_GRANT_HOLDS_HEARTBEATS * worker.heartbeat_ms),
+            schedulers=SchedulerPresence(self._redis, self._pool, worker.scheduler_ttl_ms),
         )
         services = Services(
             worker_id=self.worker_id,
@@ -117,19 +129,28 @@ class Worker:
             leaving=leaving,
             publisher=self._publisher,
             outcomes_topic=self._topics.outcomes,
+            in_hand=in_hand,
+            prefilled=heartbeat.prefilled,
             finished=heartbeat.finished,
+            handed_over=heartbeat.handed_over,
             give_up_seconds=give_up,
             gate=asyncio.Semaphore(_CONNECTIONS_OF_ITS_OWN),
         )
 
-        async def handle_record(record: DispatchRecord, traceparent: str | None) -> None:
-            await handle(services, record, traceparent)
+        def take(record: DispatchRecord, traceparent: str | None) -> Coroutine[Any, Any, None]:
+            heartbeat.taken(record)
+            return handle(services, record, traceparent)
+
+        def preempt(wish: PreemptRecord) -> None:
+            if wish.worker_id == self.worker_id:
+                in_hand.preempt(wish.preempted_id, wish.attempt)
 
         self._intake = Intake(
             consumer,
             partition,
-            handle=handle_record,
+            handle=take,
             reject=self._reject,
+            preempt=preempt,
             limit=2 * worker.max_seqs + 16,
             stall_seconds=self._settings.kafka.stall_seconds,
         )
@@ -149,6 +170,9 @@ class Worker:
         log.error("worker cannot go on", extra={"worker": self.worker_id, "error": repr(failure)[:200]})
         await self._stop_accepting()
         raise failure or WorkerError("a part of the worker ended")
+
+    def reconfigure(self, settings: Settings) -> None:
+        """See :class:`infra.role.Role`. Nothing of what can change concerns a worker."""
 
     async def not_ready(self) -> str | None:
         """See :class:`infra.role.Role`."""
@@ -217,11 +241,13 @@ class Worker:
     async def _hand_over(self, request_ids: list[str]) -> None:
         """Give up the leases, then say so; what of it fails is found out when the leases run out."""
         log.info("drained", extra={"worker": self.worker_id, "handed_over": len(request_ids)})
-        if not request_ids or self._heartbeat is None:
+        if self._heartbeat is None:
             return
         try:
             await self._streams.give_up_leases(request_ids, self.worker_id)
-            await self._heartbeat.publish(request_ids)
+            for request_id in request_ids:
+                self._heartbeat.handed_over(request_id)
+            await self._heartbeat.publish()
         except (StreamsUnavailable, RedisError, OSError) as error:
             log.warning("replies not handed over", extra={"error": type(error).__name__})
 

@@ -35,7 +35,9 @@ def cli() -> None:
 )
 @click.option("--port", type=click.IntRange(1, 65535), help="Page and HTTP API.  [default: 8000 or any]")
 @click.option("--ws-port", type=click.IntRange(1, 65535), help="Websockets.  [default: 8001 or any]")
-@click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True)
+@click.option(
+    "--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Of each pool."
+)
 @_DATA_DIR
 @click.option("--kafka", metavar="HOST:PORT", help="A Kafka to use instead of the embedded broker.")
 @click.option("--redis", metavar="URL", help="A Redis to use instead of the embedded one.")
@@ -89,6 +91,18 @@ def restart_command(roles: tuple[str, ...], data_dir: Path) -> int:
     return restart_roles(data_dir, roles)
 
 
+@cli.command("reload")
+@_DATA_DIR
+def reload_command(data_dir: Path) -> int:
+    """Have the running stack read its configuration file again, without a restart.
+
+    Keys, tiers, limits, weights and the overload ladder can change; docs/CONFIGURATION.md has the list.
+    """
+    from .reload import reload_stack
+
+    return reload_stack(data_dir)
+
+
 @cli.command("ask")
 @click.argument("question")
 @_DATA_DIR
@@ -107,6 +121,43 @@ def ask_command(question: str, **options: Any) -> int:
     from .ask import ask
 
     return ask(question, **options)
+
+
+@cli.command("simulate")
+@click.option("--load", "load_spec", metavar="SPEC", help="A TOML file, or a preset: overload,load=1.5")
+@click.option("--trace", type=click.Path(path_type=Path), help="Requests to replay (JSON lines).")
+@click.option(
+    "--policy",
+    "policies",
+    type=click.Choice(["fair", "strict", "fcfs"]),
+    multiple=True,
+    default=["fair"],
+    show_default=True,
+    help="Can be given more than once; all meet the same requests.",
+)
+@click.option("--workers", type=click.IntRange(1, 100_000), help="How many.  [default: the load's]")
+@click.option(
+    "--worker",
+    "worker_changes",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="What they are like: max_seqs=32",
+)
+@click.option("--config", type=click.Path(path_type=Path), help="Configuration file (TOML or JSON).")
+@click.option("--seed", type=int, default=1, show_default=True, help="Equal seeds give equal loads.")
+@click.option(
+    "--kill", "kills", metavar="SECONDS", type=float, multiple=True, help="Kill a worker then."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for PNG, HTML, JSON."
+)
+def simulate_command(**options: Any) -> int:
+    """Try scheduling policies on a model of workers, in virtual time."""
+    if (options["load_spec"] is None) == (options["trace"] is None):
+        raise click.UsageError("give either --load or --trace")
+    from .simulate import simulate
+
+    return simulate(**options)
 
 
 @cli.command("topics")

@@ -45,14 +45,15 @@ def show_status(data_dir: Path, *, as_json: bool) -> int:
 def status_facts(state: StackState | None) -> dict[str, Any]:
     """The object ``headrace status --json`` prints."""
     if state is None:
-        return {"url": None, "ws_url": None, "ready": False, "redis": None, "roles": []}
-    shown = {"name", "index", "kind", "pid", "ready", "restarts", "last_exit", "reason", "port", "log"}
+        nothing = dict.fromkeys(("url", "ws_url", "config_error", "redis"))
+        return {**nothing, "ready": False, "roles": []}
     return {
         "url": state.url,
         "ws_url": state.ws_url,
         "ready": state.ready,
+        "config_error": state.config_error,
         "redis": state.redis_facts.model_dump() if state.redis_facts is not None else None,
-        "roles": [role.model_dump(include=shown) for role in state.roles],
+        "roles": [role.model_dump() for role in state.roles],
     }
 
 
@@ -112,12 +113,14 @@ def _redis_line(facts: RedisFacts) -> str:
 
 def _print_table(state: StackState) -> None:
     for role in state.roles:
-        index = str(role.index) if role.name == "worker" else ""
+        index = f"{role.index} {role.pool}" if role.pool else ""
         restarts = f"{role.restarts} restarts" if role.restarts else ""
         name = f"{role.name} {index}".strip()
-        click.echo(f"{name:<12} {role.pid or '-':<8} {state_word(role)}  {restarts}".rstrip())
+        click.echo(f"{name:<18} {role.pid or '-':<8} {state_word(role)}  {restarts}".rstrip())
     if state.redis_facts is not None:
         click.echo(_redis_line(state.redis_facts))
         if state.redis_facts.warning is not None:
             click.echo(f"WARNING {state.redis_facts.warning}")
+    if state.config_error is not None:
+        click.echo(f"WARNING configuration not reloaded: {state.config_error}")
     click.echo(f"page {state.url}   websocket {state.ws_url}")

@@ -86,7 +86,7 @@ class LiveDisplay:
         for process in self._state.roles if self._state else ():
             word = Text(state_word(process), style="green" if process.ready else "yellow")
             pid = str(process.pid or "-")
-            index = str(process.index) if process.name == "worker" else ""
+            index = f"{process.index} {process.pool}" if process.pool else ""
             table.add_row(process.name, index, word, pid, str(process.restarts or ""))
         return table
 

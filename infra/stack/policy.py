@@ -78,18 +78,23 @@ class RoleHealth:
     index: int
     ready: bool
     reason: str | None
+    pool: str | None = None
 
 
 def pipeline_gap(roles: Sequence[RoleHealth]) -> str | None:
     """Why a request put in now could not be answered by the other roles of this stack, or None.
 
-    The gateway asks this about the others. History is not on the way of a reply, and one worker is enough.
+    The gateway asks this about the others. History is not on the way of a reply, and one worker of each
+    pool is enough.
     """
     for name in ("moderation", "scheduler", "edge"):
         if not any(r.ready for r in roles if r.name == name):
             return f"{name} is not ready"
     workers = [r for r in roles if r.name == "worker"]
-    if not any(r.ready for r in workers):
-        reason = next((r.reason for r in workers if r.reason), None)
-        return "no worker is ready" + (f" ({reason})" if reason else "")
+    for pool in dict.fromkeys(r.pool for r in workers) or (None,):
+        members = [r for r in workers if r.pool == pool]
+        if not any(r.ready for r in members):
+            reason = next((r.reason for r in members if r.reason), None)
+            where = f" of pool {pool}" if pool else ""
+            return f"no worker{where} is ready" + (f" ({reason})" if reason else "")
     return None

@@ -91,6 +91,11 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
 
+    def reload(self) -> None:
+        """Have a role read its configuration again."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGHUP)
+
     def kill(self) -> None:
         """End it and all it started, now."""
         self._signal_group(signal.SIGKILL)
@@ -119,10 +124,16 @@ async def start_child(
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=die_with_parent,
+            preexec_fn=_before_exec,
             pass_fds=pass_fds,
         )
     return Child(process, watchdog)
+
+
+def _before_exec() -> None:
+    die_with_parent()
+    # Until a role handles it, it waits; by default it would end the process.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
 
 
 def _open_log(log_file: Path) -> IO[bytes]:

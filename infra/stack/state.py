@@ -32,6 +32,7 @@ class ProcessState(BaseModel):
 
     Attributes:
         kind: ``role`` has an ops port with ``/readyz``; ``service`` is the broker or Redis.
+        pool: whose models a worker serves.
         pid: None while it is not running.
         port: ops port of a role, or the port a service listens on.
         restarts: how often it was started again, for whatever reason.
@@ -45,6 +46,7 @@ class ProcessState(BaseModel):
     name: str
     index: int
     kind: Literal["role", "service"]
+    pool: str | None = None
     pid: int | None = None
     port: int = 0
     ready: bool = False
@@ -56,7 +58,7 @@ class ProcessState(BaseModel):
     @property
     def health(self) -> RoleHealth:
         """Its readiness alone."""
-        return RoleHealth(self.name, self.index, self.ready, self.reason)
+        return RoleHealth(self.name, self.index, self.ready, self.reason, self.pool)
 
 
 class StackState(BaseModel):
@@ -66,6 +68,8 @@ class StackState(BaseModel):
         url: the page and the HTTP API.
         ws_url: the websocket.
         pid: the supervisor.
+        reloads: how often it was asked to read its configuration again.
+        config_error: why the last of these changed nothing.
         redis_facts: filled in by whoever asks its Redis, never in the file.
     """
 
@@ -77,6 +81,8 @@ class StackState(BaseModel):
     engine: str
     kafka: str
     redis: str
+    reloads: int = 0
+    config_error: str | None = None
     roles: list[ProcessState] = Field(default_factory=list)
     redis_facts: RedisFacts | None = Field(default=None, exclude=True)
 

@@ -118,6 +118,19 @@ class Supervisor:
             self._kill(self._running(names))
             await asyncio.wait(late, timeout=2.0)
 
+    def reload(self) -> None:
+        """Have every role read its configuration again."""
+        for role in self.state.roles:
+            child = self._children.get((role.name, role.index))
+            if role.kind == "role" and child is not None and child.running:
+                child.reload()
+
+    def note_reload(self, error: str | None) -> None:
+        """A reload of the stack's configuration was asked for, and what kept it from being done."""
+        self.state.reloads += 1
+        self.state.config_error = error
+        self._publish()
+
     def kill(self) -> None:
         """End everything now, also in the middle of a drain."""
         self._stopping.set()

@@ -53,6 +53,7 @@ class Unit:
         listener: the listening socket it serves on; it belongs to the supervisor, so it refuses nobody while
             the process is restarted, and a successor can be started while the process still drains.
         grace_seconds: how long it takes to drain at most, if it is left to itself.
+        pool: whose models a worker serves; None for everything else.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Unit:
     on_answer: Callable[[], Awaitable[object]] | None = None
     listener: socket.socket | None = None
     grace_seconds: float = 0.0
+    pool: str | None = None
 
     def pick_port(self) -> int:
         """The port of its next start."""
@@ -72,7 +74,7 @@ class Unit:
     def state(self, logs: Path) -> ProcessState:
         """Its state before its first start."""
         log = str(logs / f"{self.name}-{self.index}.log")
-        return ProcessState(name=self.name, index=self.index, kind=self.kind, log=log)
+        return ProcessState(name=self.name, index=self.index, kind=self.kind, pool=self.pool, log=log)
 
 
 def broker_unit(port: int, data_dir: Path, on_answer: Callable[[], Awaitable[object]]) -> Unit:
@@ -102,7 +104,7 @@ def role_units(
     http: aiohttp.ClientSession,
     listeners: Mapping[str, socket.socket],
 ) -> list[Unit]:
-    """Every role, with ``workers`` workers.
+    """Every role, with ``workers`` workers of each pool; their indices go on from one pool to the next.
 
     Args:
         listeners: the listening sockets of the roles that have a port, by their names.
@@ -121,7 +123,7 @@ def role_units(
     async def probe(port: int) -> str | None:
         return (await role_reason(http, port))[1]
 
-    def unit(name: str, index: int) -> Unit:
+    def unit(name: str, index: int, pool: str | None = None) -> Unit:
         python = worker_python if name == "worker" else sys.executable
         grace = settings.worker.drain_seconds if name == "worker" else settings.drain_seconds
         listener = listeners.get(name)
@@ -130,13 +132,21 @@ def role_units(
             options = ["--config", str(settings_file), "--index", str(index), "--ops-port", str(port)]
             if listener is not None:
                 options += ["--listen-fd", str(listener.fileno())]
+            if pool is not None:
+                options += ["--pool", pool]
             return Command((python, *ROLE_MODULES[name], *options), env)
 
-        return Unit(name, index, "role", None, command, probe, listener=listener, grace_seconds=grace)
+        return Unit(
+            name, index, "role", None, command, probe, listener=listener, grace_seconds=grace, pool=pool
+        )
 
     # The slowest to come up first.
     return [
-        *(unit("worker", index) for index in range(workers)),
+        *(
+            unit("worker", workers * number + index, pool)
+            for number, pool in enumerate(settings.pools)
+            for index in range(workers)
+        ),
         *(unit(name, 0) for name in ("moderation", "scheduler", "history", "gateway", "edge")),
     ]
 

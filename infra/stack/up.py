@@ -20,10 +20,12 @@ from contracts.token_stream import StreamsUnavailable
 
 from ..embedded import LOOPBACK
 from ..listeners import bind_listener
+from ..live_settings import check_live
 from ..open_requests_redis import OpenRequests
 from ..redis_facts import require_fit
-from ..settings import Settings
+from ..settings import Settings, SettingsError
 from ..stream_redis import connect
+from ..terminal import Terminal
 from ..topics import TopicsError, ensure_topics
 from .configure import Addresses, UpOptions, base_settings, effective_settings, reachable_host
 from .display import Display
@@ -47,7 +49,9 @@ Ask = Callable[[str, str], Awaitable[object]]
 
 
 async def up(options: UpOptions, display: Display, ask: Ask) -> int:
-    """Run a stack until SIGINT, SIGTERM or SIGHUP; returns the exit code.
+    """Run a stack until SIGINT or SIGTERM, or until its terminal is closed; returns the exit code.
+
+    SIGHUP has the configuration file read again (:mod:`infra.live_settings`).
 
     Raises:
         StackError: it cannot be started or kept running.
@@ -86,9 +90,12 @@ class _Run:
         self, options: UpOptions, base: Settings, display: Display, ask: Ask, addresses: Addresses
     ) -> None:
         self._options = options
+        self._base = base
+        self._addresses = addresses
         self._display = display
         self._ask = ask
-        self._settings = effective_settings(base, addresses, embedded_broker=options.kafka is None)
+        self._settings = self._effective(base)
+        self._terminal = Terminal()
         http_host, edge_host = reachable_host(base.http.host), reachable_host(base.edge.host)
         self._state = StackState(
             url=f"http://{http_host}:{addresses.port}",
@@ -101,6 +108,9 @@ class _Run:
         self._stop = asyncio.Event()
         self._signals = 0
         self._supervisor: Supervisor | None = None
+
+    def _effective(self, base: Settings) -> Settings:
+        return effective_settings(base, self._addresses, embedded_broker=self._options.kafka is None)
 
     async def run(self) -> int:
         self._listen_to_signals()
@@ -210,14 +220,43 @@ class _Run:
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for sig in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(sig, self._on_signal)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
 
     def _on_signal(self) -> None:
         self._signals += 1
         self._stop.set()
         if self._signals > 1 and self._supervisor is not None:
             self._supervisor.kill()
+
+    def _on_hangup(self) -> None:
+        if self._terminal.is_gone():
+            self._on_signal()
+        elif self._supervisor is not None:
+            error = self._reload()
+            self._supervisor.note_reload(error)
+            self._display.note(f"not reloaded: {error}" if error else "configuration reloaded")
+
+    def _reload(self) -> str | None:
+        """Read the configuration file again and pass it on; why that changed nothing, or None.
+
+        What the file says is compared with what it said, not with the ports and addresses that this stack
+        has in their place.
+        """
+        assert self._supervisor is not None
+        if self._options.config is None:
+            return "there is no configuration file to read again"
+        try:
+            base = base_settings(self._options)
+            check_live(self._base, base)
+            settings = self._effective(base)
+            write_json(self._options.data_dir / SETTINGS_FILE, settings.model_dump_json(indent=1))
+        except (SettingsError, StackError, OSError) as error:
+            return str(error)
+        self._base, self._settings = base, settings
+        self._supervisor.reload()
+        return None
 
 
 async def _note_topics_born(settings: Settings) -> None:

@@ -61,6 +61,7 @@ const TITLES = {
   request_too_large: "The message is too large",
   rate_limited: "Too many requests just now",
   queue_full: "The queue is full",
+  overloaded: "Too many people are asking just now",
   too_many_streams: "Too many replies at once",
   conversation_busy: "The previous reply of this conversation is still being written",
   invalid_api_key: "The API key is not accepted",

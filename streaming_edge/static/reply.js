@@ -22,6 +22,7 @@ export function newReply(ref, now) {
     finishReason: null,
     usage: null,
     error: null,
+    degraded: null,
     takeovers: 0,
     interrupted: false,
     wantsCancel: false,
@@ -64,9 +65,17 @@ export function applyFrame(reply, frame, now) {
       return true;
     default:
       reply.status = frame.status;
+      if (frame.degraded) reply.degraded = { step: frame.degraded.step, model: frame.model };
       if (frame.status === "resumed") reply.takeovers += 1;
       return true;
   }
+}
+
+/** What the person got less of because many others are asking too, in words. */
+export function degradedWords({ step, model }) {
+  if (step === "standard_smaller_model") return `busy now: answered by ${model}`;
+  if (step === "standard_shorter") return "busy now: a shorter reply";
+  return "busy now: a longer wait";
 }
 
 /** What stands under a finished reply, e.g. `0.31 s to first token · 42.0 tokens/s · 57 tokens`. */
@@ -86,6 +95,7 @@ export function summary(reply) {
   }
   if (reply.finishReason === "length") parts.push("cut at the length limit");
   if (reply.finishReason === "content_filter") parts.push("ended by moderation");
+  if (reply.degraded) parts.push(degradedWords(reply.degraded));
   if (reply.takeovers > 0) parts.push("continued by another worker");
   if (reply.interrupted) parts.push("resumed after an interruption");
   return parts.join(" · ");

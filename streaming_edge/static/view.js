@@ -1,7 +1,7 @@
 // The DOM of one turn: the person's message, the reply, its state line and its error.
 
 import { errorAdvice } from "./protocol.js";
-import { summary } from "./reply.js";
+import { degradedWords, summary } from "./reply.js";
 import { BlockWriter } from "./text.js";
 
 const STEPS = ["accepted", "moderated", "dispatched", "started"];
@@ -20,7 +20,8 @@ export function stateWords(reply, connected) {
   if (reply.wantsCancel) return "Stopping";
   if (reply.phase === "sent") return "Sending";
   if (reply.status === "started" && reply.text !== "") return "Writing";
-  return WORDS[reply.status] ?? WORDS.accepted;
+  const words = WORDS[reply.status] ?? WORDS.accepted;
+  return reply.degraded ? `${words} · ${degradedWords(reply.degraded)}` : words;
 }
 
 export function element(tag, className, ...children) {

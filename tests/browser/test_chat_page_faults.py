@@ -65,6 +65,23 @@ async def test_progress_is_shown_before_the_first_token(page: Page, fake_edge: F
         await done(page)
 
 
+async def test_a_reply_that_is_less_because_of_overload_says_so_until_its_end(
+    page: Page, fake_edge: FakeEdge
+) -> None:
+    first, *others = whole(PIECES)
+    degraded = {"step": "standard_smaller_model", "reason": "slow"}
+    fake_edge.script = [first | {"model": "small-model", "degraded": degraded}, *others]
+    fake_edge.hold_at = 2
+    await open_chat(page, fake_edge.url)
+    await ask(page, "Question?")
+    state = last_reply(page).locator(".state")
+    await expect(state).to_contain_text("queue")
+    await expect(state).to_contain_text("answered by small-model")
+    fake_edge.release()
+    await done(page)
+    await expect(state).to_contain_text("answered by small-model")
+
+
 async def test_drop_mid_reply_continues_exactly(page: Page, fake_edge: FakeEdge, shot: Shot) -> None:
     """E1, E13: cut at several places; the frames before the offset come again and are ignored."""
     await open_chat(page, fake_edge.url)

@@ -18,11 +18,14 @@ from contracts.stream_ids import MODERATED, StreamId
 from contracts.tiers import FinishReason, Status
 from infra.conversations_redis import Conversations
 from infra.kafka import Publisher, PublishError
+from infra.limits_redis import LimitCounters
 from infra.settings import Settings
 from infra.stream_redis import RedisTokenStreams, connect
 from producers.conversation_context import ConversationContext
+from producers.degradation import Degradation
 from producers.idempotency import IdempotencyKeys
 from producers.intake import MAX_RECORD_BYTES, PipelineIntake
+from producers.limits import Limits
 from producers.queue_depth import QueueDepth
 from producers.request_times import unix_ms
 
@@ -64,14 +67,16 @@ class Parts:
             self.streams,
             self.publisher,
             ConversationContext(settings, self.streams, self.conversations),
-            QueueDepth(self.client, settings.scheduler.queue_limit),
+            QueueDepth(self.client),
             IdempotencyKeys(self.client, self.streams, lambda: self.now_ms),
+            Degradation(self.client, settings),
+            Limits(LimitCounters(self.client, 5.0), self.streams, settings, lambda: self.now_ms),
             now_ms=lambda: self.now_ms,
         )
 
     async def say(self, text: str, principal: Principal = PAID, **fields: Any) -> RequestRecord:
         body = {"model": "default", "messages": [{"role": "user", "content": text}], **fields}
-        request_id = await self.intake.accept(principal, body)
+        request_id = (await self.intake.accept(principal, body)).request_id
         assert self.publisher.sent[-1].request_id == request_id
         return self.publisher.sent[-1]
 

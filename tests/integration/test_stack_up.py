@@ -43,7 +43,7 @@ def _gone(processes: list[psutil.Process]) -> bool:
 
 def test_status_has_every_role_once_and_says_it_is_ready(sim_stack: StackProcess) -> None:
     status = sim_stack.status()
-    assert set(status) == {"url", "ws_url", "ready", "redis", "roles"}
+    assert set(status) == {"url", "ws_url", "ready", "config_error", "redis", "roles"}
     assert status["redis"]["policy"] == "noeviction"
     assert status["redis"]["warning"] is None
     assert status["ready"] is True

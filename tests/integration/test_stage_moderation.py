@@ -206,6 +206,7 @@ async def poisoned(bench: Bench, **changes: Any) -> DeadLetterRecord:
     assert terminal is not None
     assert terminal.error is not None
     assert (terminal.status, terminal.error.code) == (Status.FAILED, "bad_record")
+    assert (await outcome(bench, record.request_id)).status is Status.FAILED
     [letter] = await until(lambda: bench.deadletter.of(record.request_id), "dead letter")
     return DeadLetterRecord.model_validate_json(letter.value)
 

@@ -141,7 +141,8 @@ async def test_dispatches_in_order_within_capacity_to_the_partition_of_the_worke
     for record in records:
         await queue(bench, record)
     worker = CardboardWorker(bench, "w", 2, seqs=2)
-    role = role_of(bench)
+    strict = bench.settings.scheduler.model_copy(update={"policy": "strict"})
+    role = SchedulerRole(bench.settings.model_copy(update={"scheduler": strict}))
     async with running(role):
         await until(lambda: positions(role)[1] == len(records), "all in the window")
         async with alive(worker):
@@ -342,6 +343,7 @@ async def test_g5_a_poison_record_is_dead_lettered_and_the_next_one_served(bench
         assert reply.terminal is not None
         assert reply.terminal.error is not None
         assert reply.terminal.error.code == "bad_record"
+        assert (await outcome(bench, known.request_id)).status is Status.FAILED
         await worker.got(await queue(bench, queued_record()))
         await until(lambda: len(bench.deadletter.records) == 17, "all dead letters")
         letters = [DeadLetterRecord.model_validate_json(r.value) for r in bench.deadletter.records]

@@ -19,7 +19,7 @@ import redis.asyncio as redis
 
 from contracts.entries import Accepted, Dispatched, Moderated
 from contracts.identity import make_request_id
-from contracts.records import DispatchRecord, OutcomeRecord, Sampling, decode
+from contracts.records import DispatchRecord, OutcomeRecord, QueuedRecord, Sampling, decode
 from contracts.reply import Reply
 from contracts.sim_tokens import sim_token_ids
 from contracts.stream_ids import DISPATCHED, MODERATED
@@ -190,6 +190,20 @@ class WorkerBench:
         finally:
             await consumer.stop()
         return found
+
+
+async def queue(bench: WorkerBench, queue_class: QueueClass, text: str, tokens: int) -> QueuedRecord:
+    """A request as gateway and moderation leave it."""
+    rid = make_request_id(now_ms(), secrets.token_bytes(10))
+    dispatched = bench.record(rid, text, max_tokens=tokens)
+    record = QueuedRecord(**{**dispatched.model_dump(), "queue_class": queue_class})
+    await bench.streams.create(
+        rid, Accepted(tenant="t", tier="paid", model=record.model, created_ms=record.created_ms)
+    )
+    await bench.streams.append([(rid, MODERATED, Moderated(prompt_tokens=1))])
+    topic = bench.settings.kafka.topics.queue(queue_class)
+    await bench.publisher.send(topic, record.encode(), key=rid)
+    return record
 
 
 @asynccontextmanager

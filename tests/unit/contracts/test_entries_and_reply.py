@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts.degraded import Degraded
 from contracts.entries import (
     Accepted,
     Dispatched,
@@ -14,13 +15,15 @@ from contracts.entries import (
     decode_entry,
     encode_entry,
 )
-from contracts.outcome import make_outcome
-from contracts.records import Usage
+from contracts.outcome import make_outcome, outcome_of_stream
+from contracts.records import OutcomeRecord, Usage, decode
 from contracts.reply import Reply
 from contracts.stream_ids import ACCEPTED, DISPATCHED, MODERATED, SEAL, StreamId
 from contracts.tiers import FinishReason, Status
 
 from .test_records import record
+
+LESS = Degraded(step="standard_shorter", reason="slow")
 
 
 def wire(entry: Entry) -> dict[bytes, bytes]:
@@ -33,6 +36,7 @@ def wire(entry: Entry) -> dict[bytes, bytes]:
     ("entry_id", "entry"),
     [
         (ACCEPTED, Accepted(tenant="t", tier="paid", model="m", created_ms=5)),
+        (ACCEPTED, Accepted(tenant="t", tier="free", model="m", created_ms=5, degraded=LESS)),
         (MODERATED, Moderated(prompt_tokens=3)),
         (DISPATCHED, Dispatched(worker_id="w")),
         (StreamId(1, 0), Started(worker_id="w", model_revision="1")),
@@ -85,6 +89,16 @@ def test_j11_usage_of_a_reply_somebody_cancelled_is_what_was_produced() -> None:
     assert reply.usage == Usage(prompt_tokens=3, completion_tokens=3)
     outcome = make_outcome(record(), reply, now_ms=9)
     assert (outcome.status, outcome.choices[0].text) == (Status.CANCELLED, "abc")
+
+
+def test_the_outcome_says_what_a_request_got_less_of_also_when_its_record_is_lost() -> None:
+    accepted = Accepted(tenant="t", tier="free", model="m", created_ms=1, degraded=LESS)
+    reply = Reply().extend([*stream("a"), StreamEntry(SEAL, Terminal(status=Status.COMPLETED))])
+    request = record().model_copy(update={"degraded": LESS})
+    found = make_outcome(request, reply, now_ms=9)
+    assert found.degraded == LESS
+    assert decode(OutcomeRecord, found.encode()) == found
+    assert outcome_of_stream(request.request_id, accepted, reply, now_ms=9).degraded == LESS
 
 
 def test_an_open_stream_has_no_outcome() -> None:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from contracts.degraded import Degraded
 from contracts.entries import Accepted, Started, StreamEntry, Terminal
 from contracts.errors import ApiError
-from contracts.stream_ids import SEAL, StreamId
+from contracts.stream_ids import ACCEPTED, SEAL, StreamId
 from contracts.tiers import Status
 from infra.settings import development
 from producers.reply_reader import ReplyReader
@@ -73,3 +74,24 @@ async def test_a_reply_that_started_is_read_on_until_no_reply_takes_longer(resum
     assert raised.value.status == 504
     assert not source.sealed
     assert source.now_ms >= FACTS.end_by_ms
+
+
+async def test_what_was_promised_at_acceptance_counts_not_what_the_tier_may_wait() -> None:
+    """Overload stretches the wait of standard tiers."""
+    source = Source()
+    degraded = Degraded(step="standard_waits", reason="slow")
+    accepted = Accepted(
+        tenant="t",
+        tier="paid",
+        model="small",
+        created_ms=CREATED,
+        deadline_ms=CREATED + 500_000,
+        degraded=degraded,
+    )
+    source.queued = [[StreamEntry(ACCEPTED, accepted)]]
+    reader = reader_of(source)
+    await drive(reader)
+    assert CREATED + 500_000 <= source.now_ms < CREATED + 505_000
+    assert (reader.facts.model, reader.facts.degraded) == ("small", degraded)
+    assert reader.facts.end_by_ms - reader.facts.start_by_ms == FACTS.end_by_ms - FACTS.start_by_ms
+    assert reply_facts(development("sim"), "r", accepted) == reader.facts

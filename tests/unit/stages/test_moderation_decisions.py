@@ -87,10 +87,32 @@ def request(tenant: str = "t1") -> RequestRecord:
     )
 
 
+@pytest.mark.parametrize(
+    ("sampling", "tokens"),
+    [
+        (Sampling(), 30),
+        (Sampling(max_tokens=90), 30),
+        (Sampling(max_tokens=7), 7),
+        (Sampling(min_tokens=35), 35),
+    ],
+)
+def test_a_reply_made_shorter_by_overload_fits_whatever_it_asked_for(
+    sampling: Sampling, tokens: int
+) -> None:
+    capped = request().model_copy(update={"sampling": sampling, "max_tokens_cap": 30})
+    assert queued_record(capped, [1] * 10, MODEL, 3).sampling.max_tokens == tokens
+
+
+def test_a_cap_never_makes_a_prompt_fit_that_would_not() -> None:
+    capped = request().model_copy(update={"sampling": Sampling(max_tokens=90), "max_tokens_cap": 1})
+    with pytest.raises(ApiError):
+        queued_record(capped, [1] * 11, MODEL, 3)
+
+
 def test_the_queued_record_carries_everything_but_the_messages_and_reads_back() -> None:
     queued = queued_record(request(), list(range(60)), MODEL, 3)
     assert decode(QueuedRecord, queued.encode()) == queued
-    carried = request().model_dump(exclude={"messages", "sampling"})
+    carried = request().model_dump(exclude={"messages", "sampling", "max_tokens_cap"})
     assert {k: v for k, v in queued.model_dump().items() if k in carried} == carried
     assert queued.sampling == Sampling(stop=["x"], logit_bias={5: 1.0}, max_tokens=40)
     assert queued.prompt_token_ids == list(range(60))

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts.degraded import Degraded
 from contracts.entries import Accepted, Dispatched, Moderated, Started, StreamEntry, Terminal, Text
-from contracts.errors import ErrorCode, error_body
+from contracts.errors import ApiError, ErrorCode, error_body
 from contracts.identity import Principal
+from contracts.limits import Admission
 from contracts.records import Usage
 from contracts.stream_ids import ACCEPTED, DISPATCHED, MODERATED, SEAL, StreamId
 from contracts.tiers import FinishReason, Status
@@ -161,7 +163,7 @@ def test_a_socket_that_does_not_authenticate_is_overdue() -> None:
 def test_accepted_comes_before_the_reading_of_its_stream_e14() -> None:
     one = session()
     one.receive(frame("chat.create", ref="r", body={}), 0.0)
-    first, second = one.accepted("r", RID)
+    first, second = one.accepted("r", Admission(RID))
     assert isinstance(first, Send)
     assert json.loads(first.frame) == {"type": "chat.accepted", "ref": "r", "request_id": RID}
     assert isinstance(second, Read)
@@ -197,7 +199,7 @@ def test_streams_per_socket_are_bounded_and_come_free_again() -> None:
     one.receive(frame("stream.subscribe", request_id="a"), 0.0)
     assert code(one.receive(frame("chat.create", ref=1, body={}), 0.0)) == "too_many_streams"
     assert code(one.receive(frame("stream.subscribe", request_id="b"), 0.0)) == "too_many_streams"
-    assert code(one.refused(None, error_body(ErrorCode.QUEUE_FULL, "x"))) == "queue_full"
+    assert code(one.refused(None, ApiError(ErrorCode.QUEUE_FULL, "x"))) == "queue_full"
     assert isinstance(one.receive(frame("chat.create", body={}), 0.0)[0], Create)
 
 
@@ -263,6 +265,18 @@ def test_status_frames() -> None:
     assert [f["status"] for f in frames] == ["accepted", "moderated", "dispatched", "started", "resumed"]
     assert [f["offset"] for f in frames] == ["0-1", "0-2", "0-3", "1-0", "2-0"]
     assert all(f["type"] == "stream.status" and f["request_id"] == RID for f in frames)
+
+
+def test_the_first_status_frame_tells_a_degraded_request_and_what_serves_it() -> None:
+    degraded = Degraded(step="standard_smaller_model", reason="slow")
+    accepted = Accepted(tenant="t", tier="free", model="small", created_ms=1, degraded=degraded)
+    frame = encoded(StreamEntry(ACCEPTED, accepted))
+    assert frame["status"] == "accepted"
+    assert frame["model"] == "small"
+    assert frame["degraded"] == {"step": "standard_smaller_model", "reason": "slow"}
+    assert "degraded" not in encoded(
+        StreamEntry(ACCEPTED, accepted.model_copy(update={"degraded": None}))
+    )
 
 
 @given(st.text(), st.integers(0, 3))

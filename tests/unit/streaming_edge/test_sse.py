@@ -261,3 +261,12 @@ async def test_the_official_client_raises_on_any_end_but_completion_b7(status: S
         await through_openai(parts)
     assert isinstance(raised.value.body, dict)
     assert ErrorBody.model_validate(raised.value.body).code
+
+
+def test_chunks_name_the_model_that_the_request_was_accepted_for() -> None:
+    """Under overload, or after an idempotent repeat, that is another than the call's."""
+    other = Accepted(tenant="t", tier="free", model="small", created_ms=5)
+    raw = encoder(usage=True).encode([StreamEntry(ACCEPTED, other), *PROGRESS[1:], text(1, "a"), end()])
+    chunks = [data for _, data in events(raw) if data != "[DONE]"]
+    assert len(chunks) == 4
+    assert {chunk["model"] for chunk in chunks} == {"small"}

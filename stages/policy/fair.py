@@ -1,0 +1,224 @@
+"""The default order: weighted shares between classes, fairness between tenants, bounded waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from contracts.tiers import QueueClass
+from infra.settings import SchedulerSettings
+
+from .class_line import ClassLine, Option, lifts
+from .counters import VirtualCounters
+from .fleet import Fleet
+from .placement import Placement, Seat, least_missing
+from .preemption import GIVER, TAKER, Preemption
+from .request import Request
+from .worker import Worker
+
+#: What a token costs: of a prompt, and of a reply (arXiv 2401.00588, section 3: they take longer).
+INPUT_COST = 1.0
+OUTPUT_COST = 2.0
+
+#: One in so many dispatches in the turn of a class may go to a class that ageing has lifted to it.
+GUEST_EVERY = 8
+#: A request that is next and fits nowhere for so long has a worker kept for it.
+KEEP_AFTER_MS = 1_000
+
+
+class FairOrder:
+    """See docs/SCHEDULING.md, and :class:`stages.policy.order.Order`."""
+
+    def __init__(self, fleet: Fleet, placement: Placement, settings: SchedulerSettings) -> None:
+        self._fleet = fleet
+        self._placement = placement
+        self._settings = settings
+        self._lines = {c: ClassLine(c, settings) for c in QueueClass}
+        self._paused: frozenset[QueueClass] = frozenset()
+        self._shares: VirtualCounters[QueueClass] = VirtualCounters(
+            lambda c: self._settings.class_weights.get(c, 1.0)
+        )
+        self._held = dict.fromkeys(QueueClass, 0)
+        self._keeping: dict[str, Request] = {}
+        self._preemption = Preemption(settings)
+
+    def join(self, request: Request, now_ms: int) -> None:
+        """See :class:`stages.policy.order.Order`."""
+        queue_class = request.job.queue_class
+        self._lines[queue_class].join(request, now_ms)
+        if queue_class not in self._paused:
+            self._shares.activate(queue_class)
+        self._preemption.joins(request)
+
+    def leave(self, request: Request) -> None:
+        """See :class:`stages.policy.order.Order`."""
+        queue_class = request.job.queue_class
+        line = self._lines[queue_class]
+        line.leave(request)
+        if not line:
+            self._shares.deactivate(queue_class)
+        self._preemption.leaves(request)
+        request.blocked_ms = 0
+        self._unkeep(request)
+
+    def started(self, request: Request) -> None:
+        """See :class:`stages.policy.order.Order`."""
+        queue_class = request.job.queue_class
+        self._held[queue_class] += request.slots
+        self._lines[queue_class].takes_off(request)
+        request.borrowed = queue_class is GIVER and not self._lines[TAKER]
+        self._preemption.takes_off(request)
+        if not request.charged:
+            request.charged = True
+            self._charge(request, INPUT_COST * max(1, request.job.prompt_tokens))
+
+    def generated(self, request: Request, tokens: int) -> None:
+        """See :class:`stages.policy.order.Order`."""
+        self._charge(request, OUTPUT_COST * tokens)
+
+    def stopped(self, request: Request) -> None:
+        """See :class:`stages.policy.order.Order`."""
+        queue_class = request.job.queue_class
+        self._held[queue_class] -= request.slots
+        self._lines[queue_class].lands(request)
+        self._preemption.lands(request)
+
+    def pause(self, classes: frozenset[QueueClass]) -> None:
+        """See :class:`stages.policy.order.Order`. A paused class earns nothing meanwhile."""
+        self._paused = classes
+        for queue_class, line in self._lines.items():
+            if queue_class in classes:
+                self._shares.deactivate(queue_class)
+            elif line:
+                self._shares.activate(queue_class)
+
+    def reconfigure(self, settings: SchedulerSettings) -> None:
+        """See :class:`stages.policy.order.Order`."""
+        self._settings = settings
+        self._preemption.reconfigure(settings)
+        for line in self._lines.values():
+            line.reconfigure(settings)
+
+    def preempt(self, now_ms: int) -> list[tuple[Request, Worker]]:
+        """See :class:`stages.policy.order.Order`."""
+        self._preemption.look_at_clock(now_ms)
+        if self._fleet.has_room() or TAKER in self._paused:
+            return []
+        return self._preemption.choose(self._fleet)
+
+    def next(self, now_ms: int) -> tuple[Request, Seat] | None:
+        """See :class:`stages.policy.order.Order`."""
+        for request in list(self._keeping.values()) if self._keeping else ():
+            if self._fleet.keeper(request.job.request_id, request.kept) is None:
+                self._unkeep(request)
+            elif request.job.queue_class not in self._paused and (seat := self._seat(request)):
+                return request, seat
+        if not self._fleet.has_room():
+            return None
+        blocked: list[Request] = []
+        tried: list[tuple[int, int, int]] = []
+        for line, options in self._in_turn(now_ms):
+            if any(self._lines[r.job.queue_class].barred(r) for r in blocked):
+                return None
+            ahead = len(blocked)
+            for option in options:
+                request = option.request
+                if request.kept or not self._may_take(request):
+                    continue
+                seat = None if self._is_hopeless(request, tried) else self._seat(request)
+                if seat is not None:
+                    self._passes((*blocked[:ahead], *option.passed))
+                    request.turn = line.queue_class
+                    is_guest = request.job.queue_class is not line.queue_class
+                    line.since_guest = 0 if is_guest else line.since_guest + 1
+                    return request, seat
+                tried.append(_size(request))
+                if request.job.queue_class is not line.queue_class:
+                    continue  # It is looked at again in the turn of its own class.
+                if line.barred(request) or all(passed.kept for passed in option.passed):
+                    blocked.append(request)
+                    self._is_blocked(request, now_ms)
+        return None
+
+    def _passes(self, passed: Iterable[Request]) -> None:
+        for request in passed:
+            if not request.kept:
+                request.overtaken += 1
+
+    def _in_turn(self, now_ms: int) -> Iterator[tuple[ClassLine, Iterator[Option]]]:
+        """The lines that may be served, the one with the lowest counter first, and whom they offer."""
+        classes = self._shares.first(len(self._lines))
+        if self._preemption.is_owed() and TAKER in classes:
+            classes.remove(TAKER)
+            classes.insert(0, TAKER)
+        for queue_class in classes:
+            line = self._lines[queue_class]
+            guest = self._guest(line, now_ms)
+            if guest is not None:
+                yield line, guest.options(self._fleet.prefixes)
+            yield line, line.options(self._fleet.prefixes)
+
+    def _guest(self, line: ClassLine, now_ms: int) -> ClassLine | None:
+        """The lower class whose oldest request ageing has lifted to this one, if it is a guest's turn."""
+        if line.since_guest < GUEST_EVERY:
+            return None
+        oldest = [
+            (head.place, lower)
+            for lower in self._lines.values()
+            if lower.rank > line.rank
+            and (head := lower.oldest()) is not None
+            and lower.queue_class not in self._paused
+            and lower.rank - lifts(head, self._settings, now_ms) <= line.rank
+        ]
+        return min(oldest, key=lambda found: found[0])[1] if oldest else None
+
+    def _may_take(self, request: Request) -> bool:
+        """Whether its class may take more slots: some are reserved for higher ones."""
+        rank = self._lines[request.job.queue_class].rank
+        slots = self._fleet.held + self._fleet.free
+        reserved = 0
+        for queue_class, share in self._settings.reserved_slots.items():
+            if self._lines[queue_class].rank < rank:
+                reserved += int(slots * share)
+        if not reserved:
+            return True
+        most = slots - min(reserved, slots - 1)
+        taken = sum(self._held[line.queue_class] for line in self._lines.values() if line.rank >= rank)
+        # Who needs more than its class may ever have would wait for ever.
+        return request.job.choices > most or taken + request.job.choices <= most
+
+    def _is_hopeless(self, request: Request, tried: list[tuple[int, int, int]]) -> bool:
+        """Whether one that needs no more of anything has found no place just now."""
+        if not tried or self._fleet.prefixes.longest(request.job.prefix_hashes):
+            return False
+        size = _size(request)
+        return any(all(a <= b for a, b in zip(other, size, strict=True)) for other in tried)
+
+    def _seat(self, request: Request) -> Seat | None:
+        return self._placement.choose(self._fleet, request)
+
+    def _is_blocked(self, request: Request, now_ms: int) -> None:
+        """It is next and fits nowhere: after a while, or when nobody may pass it, keep a worker for it."""
+        request.blocked_ms = request.blocked_ms or now_ms
+        waited_ms = now_ms - request.blocked_ms
+        barred = self._lines[request.job.queue_class].barred(request)
+        if (barred or waited_ms >= KEEP_AFTER_MS) and (
+            worker := self._fleet.keep(request, lambda w: least_missing(request, w))
+        ):
+            request.kept = worker.worker_id
+            self._keeping[request.job.request_id] = request
+
+    def _unkeep(self, request: Request) -> None:
+        if request.kept:
+            self._fleet.release(request.job.request_id, request.kept)
+            request.kept = ""
+            del self._keeping[request.job.request_id]
+
+    def _charge(self, request: Request, cost: float) -> None:
+        self._shares.charge(request.turn or request.job.queue_class, cost)
+        self._lines[request.job.queue_class].charge(request.job.tenant, cost)
+
+
+def _size(request: Request) -> tuple[int, int, int]:
+    """What decides whether it fits, but for cached prefixes."""
+    job = request.job
+    return job.choices, job.prompt_tokens, job.prompt_tokens + job.output_tokens
