@@ -64,7 +64,7 @@ class LimitReached:
 
     Attributes:
         retry_ms: when it may fit, as far as time alone tells; None: it never will, it is larger than a limit.
-        held: request ids that fill a scope, up to 256 of the oldest, where only their end brings room.
+        held: request ids that fill a scope, up to 64 of the oldest, where only their end brings room.
     """
 
     kind: LimitKind

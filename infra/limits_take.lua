@@ -59,12 +59,13 @@ local function refuse(which, ms)
   if retry ~= -1 and (kind == 0 or ms == -1 or ms > retry) then kind, retry = which, ms end
 end
 
--- Only the end of another request brings room: which ones to look at, the longest there first.
+-- Only the end of another request brings room: which ones to look at, the longest there first. Few enough for a
+-- caller that does not stop asking; where more have a permit, settlement frees those that are not looked at.
 local function full(which, set)
   local others = only_ends
   refuse(which, 1000)
   only_ends = others
-  for _, id in ipairs(redis.call('ZRANGE', set, 0, 255)) do holding[#holding + 1] = id end
+  for _, id in ipairs(redis.call('ZRANGE', set, 0, 63)) do holding[#holding + 1] = id end
 end
 
 local facts = { { -1, 0, 0 }, { -1, 0, 0 } }

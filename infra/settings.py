@@ -328,12 +328,12 @@ class LimitSettings(_Section):
             limits per minute.
     """
 
-    requests_per_minute: int | None = Field(default=None, ge=0)
-    tokens_per_minute: int | None = Field(default=None, ge=0)
-    concurrent: int | None = Field(default=None, ge=0)
-    requests_per_day: int | None = Field(default=None, ge=0)
-    tokens_per_day: int | None = Field(default=None, ge=0)
-    enqueued_tokens: int | None = Field(default=None, ge=0)
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+    concurrent: int | None = Field(default=None, ge=1)
+    requests_per_day: int | None = Field(default=None, ge=1)
+    tokens_per_day: int | None = Field(default=None, ge=1)
+    enqueued_tokens: int | None = Field(default=None, ge=1)
 
     @property
     def any(self) -> bool:
