@@ -44,10 +44,10 @@ def gap_bound(spec: LoadSpec, settings: SchedulerSettings) -> float:
     return 2 * (settings.locality_quantum + prompts + yardstick.output_weight * unborn)
 
 
-def run(seed: int) -> tuple[list[Report], LoadSpec]:
+def run(seed: int, workers: int) -> tuple[list[Report], LoadSpec]:
     """All rows: the policies under overload, and ours without."""
     settings = development("sim")
-    overloaded = parse_load(f"overload,load={OVERLOADED}")
+    overloaded = parse_load(f"overload,load={OVERLOADED},workers.count={workers}")
     calm = overloaded.model_copy(update={"load": NOT_OVERLOADED})
     reports = []
     with garbage_kept():
@@ -85,6 +85,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Who gets the GPU under overload.")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=8, help="more make the percentiles steadier")
     parser.add_argument("--out", type=Path, help="folder for the picture, the page and the numbers")
     parser.add_argument(
         "--live", action="store_true", help="through a real stack, scaled down; takes minutes"
@@ -95,7 +96,7 @@ def main() -> None:
         rows = [*((name, OVERLOADED) for name in POLICIES), (OURS, NOT_OVERLOADED)]
         run_live(rows, options.live_seconds, options.seed)
         return
-    reports, spec = run(options.seed)
+    reports, spec = run(options.seed, options.workers)
     print_reports(reports)
     for line in verdicts(reports, spec):
         print(line)

@@ -191,7 +191,7 @@ class SchedulerSettings(_Section):
         max_preemptions: how often one reply gives up its slot; 0 = never.
     """
 
-    window_per_class: int = Field(default=1_000, ge=1)
+    window_per_class: int = Field(default=5_000, ge=1)
     ageing_seconds: float = Field(default=10.0, gt=0)
     max_attempts: int = Field(default=3, ge=1)
     worker_timeout_ms: int = Field(default=2_000, ge=200)
@@ -209,7 +209,7 @@ class SchedulerSettings(_Section):
         default_factory=lambda: {QueueClass.INTERACTIVE: 0.05}
     )
     tenant_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    prefill_tokens_per_worker: int = Field(default=8_192, ge=1)
+    prefill_tokens_per_worker: int = Field(default=6_144, ge=1)
     max_overtakes: int = Field(default=16, ge=0)
     locality_quantum: int = Field(default=4_096, ge=0)
     prefill_tokens_per_second: int = Field(default=8_000, ge=1)

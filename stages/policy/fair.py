@@ -172,19 +172,20 @@ class FairOrder:
         return min(oldest, key=lambda found: found[0])[1] if oldest else None
 
     def _may_take(self, request: Request) -> bool:
-        """Whether its class may take more slots: some are reserved for higher ones."""
-        rank = self._lines[request.job.queue_class].rank
+        """Whether its class may take more slots: all classes below one with a reservation leave it free."""
+        rank, choices = self._lines[request.job.queue_class].rank, request.job.choices
         slots = self._fleet.held + self._fleet.free
-        reserved = 0
-        for queue_class, share in self._settings.reserved_slots.items():
-            if self._lines[queue_class].rank < rank:
-                reserved += int(slots * share)
-        if not reserved:
-            return True
-        most = slots - min(reserved, slots - 1)
-        taken = sum(self._held[line.queue_class] for line in self._lines.values() if line.rank >= rank)
-        # Who needs more than its class may ever have would wait for ever.
-        return request.job.choices > most or taken + request.job.choices <= most
+        reserved, below = 0, sum(self._held.values())
+        for queue_class, line in self._lines.items():
+            if line.rank >= rank:
+                break
+            reserved += int(slots * self._settings.reserved_slots.get(queue_class, 0.0))
+            below -= self._held[queue_class]
+            most = slots - min(reserved, slots - 1)
+            # Who needs more than the classes below may ever have would wait for ever.
+            if choices <= most < below + choices:
+                return False
+        return True
 
     def _is_hopeless(self, request: Request, tried: list[tuple[int, int, int]]) -> bool:
         """Whether one that needs no more of anything has found no place just now."""

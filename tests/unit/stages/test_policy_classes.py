@@ -124,6 +124,18 @@ def test_lower_classes_leave_the_reserved_slots_alone_and_higher_ones_take_them_
     assert dispatched(p.decide(NOW)) == ["interactive0"]
 
 
+@pytest.mark.parametrize("first", [STANDARD, BATCH])
+def test_all_classes_below_one_leave_its_slots_free_together_L1(first: QueueClass) -> None:
+    p = fair(reserved_slots={"interactive": 0.25})
+    worker(p, "w", seqs=8)
+    backlog(p, 4, [first])
+    assert len(dispatched(p.decide(NOW))) == 4
+    backlog(p, 20, [BATCH if first is STANDARD else STANDARD])
+    assert len(dispatched(p.decide(NOW))) == 2
+    backlog(p, 2, [INTERACTIVE])
+    assert classes_of(dispatched(p.decide(NOW))) == {"interactive": 2}
+
+
 def test_reserved_slots_leave_a_lower_class_one_slot_at_least() -> None:
     p = fair(reserved_slots={"interactive": 0.99, "standard": 0.99})
     worker(p, "w", seqs=2)
