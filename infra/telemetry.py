@@ -24,13 +24,17 @@ TRACEPARENT = "traceparent"
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
-REQUESTS = Counter("headrace_requests_total", "Requests that ended", ["tier", "status"])
+REQUESTS = Counter(
+    "headrace_requests_total", "Requests that ended, by their outcomes", ["tier", "status"]
+)
 ACCEPTED_REQUESTS = Counter("headrace_accepted_total", "Requests accepted", ["tier"])
 REFUSED_CALLS = Counter("headrace_refused_calls_total", "Calls refused at the door", ["code"])
 LIMITED = Counter(
     "headrace_limited_calls_total", "Calls refused because a limit was reached", ["limit", "tier"]
 )
-TOKENS = Counter("headrace_tokens_total", "Tokens of ended requests", ["tier", "kind"])
+TOKENS = Counter(
+    "headrace_tokens_total", "Tokens of ended requests, by their outcomes", ["tier", "kind"]
+)
 TTFT = Histogram("headrace_ttft_seconds", "Acceptance to first token", ["tier"], buckets=_SECONDS)
 TPOT = Histogram(
     "headrace_tpot_seconds", "Time per output token after the first", ["tier"], buckets=_SECONDS

@@ -24,9 +24,7 @@ from infra.telemetry import (
     ENGINE_TTFT,
     FENCED,
     PREEMPTED,
-    REQUESTS,
     TAKEOVERS,
-    TOKENS,
     TPOT,
     TTFT,
     end_span,
@@ -262,7 +260,6 @@ class _Handler:
     async def _conclude(self, generation: Generation, ending: Ending) -> None:
         match ending:
             case Ending.SEALED:
-                self._count(generation.reply)
                 await self._publish_outcome(generation.reply, generation.first_token_at)
             case Ending.SEALED_ELSEWHERE:
                 reply, _ = await self._look()
@@ -294,8 +291,6 @@ class _Handler:
             await self._lost()
             return
         reply, _ = await self._look()
-        if result is Appended.OK:
-            self._count(reply)
         await self._publish_outcome(reply)
 
     async def _lost(self) -> None:
@@ -303,7 +298,6 @@ class _Handler:
         log.error("token stream lost", extra={"request_id": self._rid})
         error = error_body(ErrorCode.STREAM_LOST, "the token stream of this request was lost")
         reply = Reply(terminal=Terminal(status=Status.FAILED, error=error))
-        self._count(reply)
         await self._publish_outcome(reply)
 
     async def _publish_outcome(self, reply: Reply, first_token_at: float | None = None) -> None:
@@ -380,13 +374,6 @@ class _Handler:
             TTFT.labels(self.record.tier).observe(max(0.0, since_accepted))
         if new > 1:
             TPOT.labels(self.record.tier).observe((last - first) / (new - 1))
-
-    def _count(self, reply: Reply) -> None:
-        """Count a request whose seal we wrote."""
-        if reply.terminal is not None:
-            REQUESTS.labels(self.record.tier, reply.terminal.status.value).inc()
-        TOKENS.labels(self.record.tier, "prompt").inc(reply.usage.prompt_tokens)
-        TOKENS.labels(self.record.tier, "completion").inc(reply.usage.completion_tokens)
 
 
 def _describe(span: Span, generation: Generation) -> None:
