@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from .line import Line
 from .request import Request
 
 
@@ -12,7 +13,7 @@ from .request import Request
 class _Conversation:
     """Requests that wait, the one of them that may be served, and how many are in flight."""
 
-    waiting: list[Request] = field(default_factory=list)
+    waiting: Line = field(default_factory=Line)
     first: Request | None = None
     flying: int = 0
 
@@ -36,7 +37,7 @@ class Conversations:
         if key is None:
             return Change(request, None)
         conversation = self._open.setdefault(key, _Conversation())
-        conversation.waiting.append(request)
+        conversation.waiting.add(request)
         return self._update(key, conversation)
 
     def leaves(self, request: Request, *, flies: bool) -> Change:
@@ -63,10 +64,7 @@ class Conversations:
         before = conversation.first
         if not conversation.waiting and not conversation.flying:
             del self._open[key]
-        if conversation.waiting and not conversation.flying:
-            conversation.first = min(conversation.waiting, key=lambda r: r.place)
-        else:
-            conversation.first = None
+        conversation.first = None if conversation.flying else conversation.waiting.head()
         if conversation.first is before:
             return Change(None, None)
         return Change(conversation.first, before)

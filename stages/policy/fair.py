@@ -85,6 +85,7 @@ class FairOrder:
     def pause(self, classes: frozenset[QueueClass]) -> None:
         """See :class:`stages.policy.order.Order`. A paused class earns nothing meanwhile."""
         self._paused = classes
+        self._fleet.to_try.update(dict.fromkeys(self._keeping))
         for queue_class, line in self._lines.items():
             if queue_class in classes:
                 self._shares.deactivate(queue_class)
@@ -94,6 +95,7 @@ class FairOrder:
     def reconfigure(self, settings: SchedulerSettings) -> None:
         """See :class:`stages.policy.order.Order`."""
         self._settings = settings
+        self._fleet.to_try.update(dict.fromkeys(self._keeping))
         self._preemption.reconfigure(settings)
         for line in self._lines.values():
             line.reconfigure(settings)
@@ -101,17 +103,23 @@ class FairOrder:
     def preempt(self, now_ms: int) -> list[tuple[Request, Worker]]:
         """See :class:`stages.policy.order.Order`."""
         self._preemption.look_at_clock(now_ms)
-        if self._fleet.has_room() or TAKER in self._paused:
+        if TAKER in self._paused:
             return []
-        return self._preemption.choose(self._fleet)
+        chosen = list(self._cleared(now_ms)) if self._keeping else []
+        if not self._fleet.has_room():
+            chosen += self._preemption.choose(self._fleet)
+        return chosen
 
     def next(self, now_ms: int) -> tuple[Request, Seat] | None:
         """See :class:`stages.policy.order.Order`."""
-        for request in list(self._keeping.values()) if self._keeping else ():
-            if self._fleet.keeper(request.job.request_id, request.kept) is None:
-                self._unkeep(request)
-            elif request.job.queue_class not in self._paused and (seat := self._seat(request)):
-                return request, seat
+        while self._fleet.to_try:
+            kept = self._keeping.get(self._fleet.to_try.popitem()[0])
+            if kept is None:
+                continue
+            if self._fleet.keeper(kept.job.request_id, kept.kept) is None:
+                self._unkeep(kept)
+            elif kept.job.queue_class not in self._paused and (seat := self._seat(kept)):
+                return kept, seat
         if not self._fleet.has_room():
             return None
         blocked: list[Request] = []
@@ -124,20 +132,38 @@ class FairOrder:
                 request = option.request
                 if request.kept or not self._may_take(request):
                     continue
-                seat = None if self._is_hopeless(request, tried) else self._seat(request)
+                hopeless = self._is_hopeless(request, tried)
+                seat = None if hopeless else self._seat(request)
                 if seat is not None:
                     self._passes((*blocked[:ahead], *option.passed))
                     request.turn = line.queue_class
                     is_guest = request.job.queue_class is not line.queue_class
                     line.since_guest = 0 if is_guest else line.since_guest + 1
                     return request, seat
-                tried.append(_size(request))
+                if not hopeless:
+                    tried.append(_size(request))
                 if request.job.queue_class is not line.queue_class:
                     continue  # It is looked at again in the turn of its own class.
                 if line.barred(request) or all(passed.kept for passed in option.passed):
                     blocked.append(request)
                     self._is_blocked(request, now_ms)
         return None
+
+    def _cleared(self, now_ms: int) -> Iterator[tuple[Request, Worker]]:
+        """Who makes room where a worker is kept for an interactive request that lacks slots or KV room.
+
+        It does not lack them for long if only prompts are before it: those are prefilled soon.
+        """
+        for request in self._keeping.values():
+            if request.job.queue_class is not TAKER or not self._preemption.may_clear(request, now_ms):
+                continue
+            worker = self._fleet.keeper(request.job.request_id, request.kept)
+            if worker is None:
+                continue
+            slots, _, kv, _ = least_missing(request, worker)
+            if slots or kv:
+                for giver in self._preemption.clear(request, worker, max(1, slots), now_ms):
+                    yield giver, worker
 
     def _passes(self, passed: Iterable[Request]) -> None:
         for request in passed:
@@ -191,8 +217,8 @@ class FairOrder:
         """Whether one that needs no more of anything has found no place just now."""
         if not tried or self._fleet.prefixes.longest(request.job.prefix_hashes):
             return False
-        size = _size(request)
-        return any(all(a <= b for a, b in zip(other, size, strict=True)) for other in tried)
+        choices, prompt, tokens = _size(request)
+        return any(c <= choices and p <= prompt and t <= tokens for c, p, t in tried)
 
     def _seat(self, request: Request) -> Seat | None:
         return self._placement.choose(self._fleet, request)
@@ -207,12 +233,16 @@ class FairOrder:
         ):
             request.kept = worker.worker_id
             self._keeping[request.job.request_id] = request
+            self._preemption.leaves(request)
 
     def _unkeep(self, request: Request) -> None:
         if request.kept:
             self._fleet.release(request.job.request_id, request.kept)
             request.kept = ""
+            request.cleared_ms = 0
             del self._keeping[request.job.request_id]
+            if request.in_line:
+                self._preemption.joins(request)
 
     def _charge(self, request: Request, cost: float) -> None:
         self._shares.charge(request.turn or request.job.queue_class, cost)

@@ -26,6 +26,7 @@ class Fleet:
         timeout_ms: how long a worker may be silent.
         held / free: slots of the awake workers: those of requests this scheduler gave them, and free ones.
         prefixes: what they have cached.
+        to_try: requests that a worker is kept for and that may fit there by now, or have lost it.
     """
 
     def __init__(self, load: Callable[[Worker], float], scheduler_id: str, timeout_ms: int) -> None:
@@ -34,6 +35,7 @@ class Fleet:
         self.held = 0
         self.free = 0
         self.prefixes = PrefixIndex()
+        self.to_try: dict[str, None] = {}
         self._scheduler_id = scheduler_id
         self._slots: dict[int, Worker] = {}
         self._by_id: dict[str, Worker] = {}
@@ -138,6 +140,7 @@ class Fleet:
         if worker is not None:
             worker.kept_for = request.job.request_id
             worker.entry = 0
+            self.to_try[request.job.request_id] = None
         return worker
 
     def keeper(self, request_id: str, worker_id: str) -> Worker | None:
@@ -157,7 +160,8 @@ class Fleet:
         if self._awake.pop(worker.worker_id, None) is not None:
             self._count(worker, -1)
         worker.entry = 0
-        if not keep:
+        if worker.kept_for and not keep:
+            self.to_try[worker.kept_for] = None
             worker.kept_for = ""
 
     def _count(self, worker: Worker, sign: int) -> None:
@@ -168,7 +172,9 @@ class Fleet:
     def _enter(self, worker: Worker) -> None:
         """Put an awake worker into the order, at its present load; its earlier entry is void."""
         worker.entry = 0
-        if worker.free > 0 and not worker.kept_for:
+        if worker.kept_for:
+            self.to_try[worker.kept_for] = None
+        elif worker.free > 0:
             worker.entry = next(self._entries)
             worker.load = self.load(worker)
             heapq.heappush(self._order, (worker.load, worker.slot, worker.entry, worker))

@@ -16,6 +16,9 @@ from .worker import Worker
 TAKER = QueueClass.INTERACTIVE
 GIVER = QueueClass.BATCH
 
+#: At a worker that is kept for somebody, in steps: by then its report shows what those before have left.
+CLEAR_EVERY_MS = 1_000
+
 #: Entries that are out of date, besides as many as are not, before they are cleared away.
 _SPARE = 64
 
@@ -47,13 +50,13 @@ class Preemption:
         self._settings = settings
 
     def joins(self, request: Request) -> None:
-        """A request waits."""
+        """A request waits, and any worker will do."""
         if request.job.queue_class is TAKER:
             due_ms = request.job.queued_ms + self._settings.preempt_after_ms
             heapq.heappush(self._due, (due_ms, request.place, request))
 
     def leaves(self, request: Request) -> None:
-        """A request waits no more."""
+        """A request waits no more, or only for the worker that is kept for it."""
         if self._overdue.pop(request.job.request_id, None) is not None:
             self._needed -= request.job.choices
 
@@ -88,7 +91,7 @@ class Preemption:
         """Note who has waited too long by now."""
         while self._due and self._due[0][0] <= now_ms:
             request = heapq.heappop(self._due)[2]
-            if request.in_line and request.job.request_id not in self._overdue:
+            if request.in_line and not request.kept and request.job.request_id not in self._overdue:
                 self._overdue[request.job.request_id] = request
                 self._needed += request.job.choices
 
@@ -104,6 +107,25 @@ class Preemption:
             self._pending += giver.slots
             chosen.append((giver, worker))
         return chosen
+
+    def may_clear(self, taker: Request, now_ms: int) -> bool:
+        """Whether an interactive request has waited long enough for its worker to be cleared (again)."""
+        wait_ms = self._settings.preempt_after_ms
+        return now_ms >= max(taker.job.queued_ms + wait_ms, taker.cleared_ms + CLEAR_EVERY_MS)
+
+    def clear(self, taker: Request, worker: Worker, most: int, now_ms: int) -> list[Request]:
+        """Who is to make room at the worker that is kept for an interactive request; looks at all who may."""
+        taker.cleared_ms = now_ms
+        here = (
+            giver
+            for _, entry, giver in self._givers
+            if giver.worker_id == worker.worker_id and self._entries.get(giver.job.request_id) == entry
+        )
+        givers = heapq.nsmallest(most, here, key=lambda g: g.tokens)
+        for giver in givers:
+            giver.preemptions += 1
+            del self._entries[giver.job.request_id]
+        return givers
 
     def _may_give(self, request: Request) -> bool:
         most = self._settings.max_preemptions

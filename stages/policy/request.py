@@ -35,8 +35,9 @@ class Request:
         kept: the worker that takes nothing else until it has room for this request; empty = none.
         borrowed: it was given a slot that nobody of the first class waited for, so it may have to give it
             back.
-        preempting: it was told to.
-        preemptions: how often it has done so.
+        preempting: it was told to, for whoever comes first.
+        preemptions: how often it was told to.
+        cleared_ms: when somebody was last looked for to make room for it at ``kept``; 0 = never.
     """
 
     job: Job
@@ -61,6 +62,7 @@ class Request:
     borrowed: bool = False
     preempting: bool = False
     preemptions: int = 0
+    cleared_ms: int = 0
 
     @property
     def tokens(self) -> int:

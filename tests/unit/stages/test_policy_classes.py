@@ -290,6 +290,68 @@ def test_nobody_is_preempted_while_a_slot_is_free_or_by_lower_classes() -> None:
     assert not [e for e in effects if isinstance(e, Preempt)]
 
 
+def test_batch_replies_give_up_kv_room_one_after_another_until_a_chat_fits_L1() -> None:
+    p = fair()
+    worker(p, "w", seqs=64, kv_tokens_total=1_000, kv_tokens_free=1_000)
+    backlog(p, 3, [BATCH])
+    assert len(dispatched(p.decide(NOW))) == 3
+
+    def report(now: int, kv_free: int, running: int) -> None:
+        tokens = {"batch0": 9, "batch1": 3, "batch2": 6}
+        worker(
+            p,
+            "w",
+            seqs=64,
+            running=running,
+            now=now,
+            kv_tokens_total=1_000,
+            kv_tokens_free=kv_free,
+            generated=tokens,
+        )
+
+    report(NOW, 100, 3)
+    p.queued(job("chat", prompt=290), NOW)
+    assert preempted(p, NOW) == []
+    report(NOW + 1_000, 100, 3)
+    assert preempted(p, NOW + 1_000) == ["batch1"]
+    report(NOW + 1_500, 200, 2)
+    p.orphaned("batch1", 1, NOW + 1_500)
+    assert p.decide(NOW + 1_500) == []
+    report(NOW + 2_000, 200, 2)
+    assert preempted(p, NOW + 2_000) == ["batch2"]
+    report(NOW + 2_100, 300, 1)
+    p.orphaned("batch2", 1, NOW + 2_100)
+    assert dispatched(p.decide(NOW + 2_100))[0] == "chat"
+
+
+def test_a_wide_chat_gets_only_the_slots_that_it_lacks_L1() -> None:
+    p = fair()
+    worker(p, "w", seqs=8)
+    backlog(p, 6, [BATCH])
+    assert len(dispatched(p.decide(NOW))) == 6
+    worker(p, "w", seqs=8, running=6, generated={"batch4": 0, **{f"batch{i}": 5 for i in (0, 1, 3, 5)}})
+    p.queued(job("chat", n=4), NOW)
+    assert p.decide(NOW) == []
+    worker(p, "w", seqs=8, running=6, now=NOW + 1_000)
+    asked = preempted(p, NOW + 1_000)
+    assert sorted(asked) == ["batch2", "batch4"]
+    for name in asked:
+        p.orphaned(name, 1, NOW + 1_100)
+    worker(p, "w", seqs=8, running=4, now=NOW + 1_100)
+    assert dispatched(p.decide(NOW + 1_100)) == ["chat"]
+
+
+def test_nobody_is_preempted_for_a_chat_that_only_waits_for_prompts_before_it() -> None:
+    p = fair(prefill_tokens_per_worker=1_000)
+    worker(p, "w", seqs=8)
+    backlog(p, 3, [BATCH])
+    assert len(dispatched(p.decide(NOW))) == 3
+    p.queued(job("chat", prompt=5_000), NOW)
+    for now in range(NOW, NOW + 5_000, 500):
+        worker(p, "w", seqs=8, running=3, now=now, prefill_tokens=10)
+        assert p.decide(now) == []
+
+
 def test_a_scheduler_takes_only_what_a_worker_grants_it_L4() -> None:
     p = fair("me")
     worker(p, "w", seqs=8, credits={"me": 2, "other": 6})
