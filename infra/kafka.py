@@ -19,12 +19,16 @@ from contracts.errors import RecordError
 from contracts.records import DeadLetterRecord
 from contracts.watermark import Watermark
 
+from .commit_alarm import CommitAlarm
 from .settings import KafkaSettings
 from .tasks import end_tasks
 
 log = logging.getLogger(__name__)
 
 _COMMIT_SECONDS = 2.0
+#: Who waits for room does not poll, for hours if it must, and is no dead member of its group. Whether a
+#: consumer follows its log is watched by :mod:`infra.kafka_watch`.
+POLL_INTERVAL_MS = 7 * 24 * 3600 * 1000
 
 #: Kafka record headers, as aiokafka wants them.
 Headers = list[tuple[str, bytes]]
@@ -176,6 +180,7 @@ class Tracked(ConsumerRebalanceListener):  # type: ignore[misc]
     """
 
     consumer: AIOKafkaConsumer
+    alarm: CommitAlarm
     commit_interval_seconds: float = 1.0
     marks: dict[Partition, Watermark] = field(default_factory=dict)
     _last_commit: float = 0.0
@@ -192,36 +197,45 @@ class Tracked(ConsumerRebalanceListener):  # type: ignore[misc]
 
         Raises:
             KafkaError: not noted.
+            TimeoutError: the same; aiokafka tries for ever.
         """
-        position = await self.consumer.position(partition)
-        await self.consumer.commit({partition: position})
+        self.alarm.tried()
+        async with asyncio.timeout(_COMMIT_SECONDS):
+            position = await self.consumer.position(partition)
+            await self.consumer.commit({partition: position})
         self.marks.setdefault(partition, Watermark()).committed(position)
+        self.alarm.settled()
 
     async def start_over_if_forgotten(self, partition: Partition) -> bool:
         """Read a partition from its beginning if the broker no longer knows the position we committed.
 
         So it is when a broker has lost its memory. A group's members notice by their heartbeats; a consumer
         with an assignment of its own would wait at a position that the new, shorter log has yet to reach,
-        and miss what comes before it. To be asked before every commit, which would hide the loss.
+        and miss what comes before it. To be asked before every commit, which would hide the loss; what
+        cannot be asked cannot be committed.
 
         Raises:
             KafkaError: nothing is known.
+            TimeoutError: the same.
         """
-        mark = self.marks[partition]
-        committed = await self.consumer.committed(partition)
-        if committed is not None and committed >= (mark.last_committed or 0):
-            return False
-        # Records that are still open count in the old mark, and no longer for any position.
-        del self.marks[partition]
-        await self.consumer.seek_to_beginning(partition)
-        await self.begin(partition)
-        return True
+        self.alarm.tried()
+        async with asyncio.timeout(_COMMIT_SECONDS):
+            mark = self.marks.get(partition)
+            committed = await self.consumer.committed(partition)
+            known = mark.last_committed if mark is not None else None
+            if committed is not None and committed >= (known or 0):
+                return False
+            # Records that are still open count in the old mark, and no longer for any position.
+            self.marks.pop(partition, None)
+            await self.consumer.seek_to_beginning(partition)
+            await self.begin(partition)
+            return True
 
     async def commit(self, *, now: float | None = None) -> None:
         """Commit what is due; with ``now`` (monotonic seconds) at most once per interval.
 
         A failed commit is logged and tried again at the next call: the worst it causes is a repeat,
-        which the stream ids make harmless.
+        which the stream ids make harmless. The alarm hears of it.
         """
         if now is not None:
             if now - self._last_commit < self.commit_interval_seconds:
@@ -229,7 +243,9 @@ class Tracked(ConsumerRebalanceListener):  # type: ignore[misc]
             self._last_commit = now
         due = {p: (m, pos) for p, m in self.marks.items() if (pos := m.commit_due()) is not None}
         if not due:
+            self.alarm.settled()
             return
+        self.alarm.tried()
         commit = self.consumer.commit({p: position for p, (_, position) in due.items()})
         self._sending.add(sending := asyncio.create_task(commit))
         try:
@@ -249,6 +265,7 @@ class Tracked(ConsumerRebalanceListener):  # type: ignore[misc]
             raise error
         for mark, position in due.values():
             mark.committed(position)
+        self.alarm.settled()
 
     async def on_partitions_revoked(self, revoked: Iterable[Partition]) -> None:
         """Aiokafka calls this before it joins again.
@@ -285,4 +302,5 @@ def make_consumer(
         request_timeout_ms=max(settings.request_timeout_ms, settings.session_timeout_ms + 1_000),
         max_partition_fetch_bytes=8 * 1024 * 1024,
         max_poll_records=500,
+        max_poll_interval_ms=POLL_INTERVAL_MS,
     )

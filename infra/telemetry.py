@@ -60,6 +60,9 @@ PREEMPTED = Counter("headrace_preempted_total", "Replies stopped to make room fo
 REDISPATCHES = Counter("headrace_redispatches_total", "Requests dispatched again after an attempt")
 LEFT_REQUESTS = Counter("headrace_left_total", "Requests ended as all readers had left", ["stage"])
 REAPED = Counter("headrace_reaped_total", "Open requests ended by the reaper", ["code"])
+COMMITS_FAILING = Gauge(
+    "headrace_commits_failing_seconds", "How long no Kafka position could be committed; 0 is well"
+)
 READERS = Gauge("headrace_readers", "Readers of token streams in this process")
 CATCH_UPS = Counter("headrace_reader_catch_ups_total", "Readers that fell behind and read from Redis")
 SOCKETS = Gauge("headrace_sockets", "Open websockets")

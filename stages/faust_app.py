@@ -14,6 +14,8 @@ import aiokafka
 import faust
 from faust.transport.drivers import aiokafka as driver
 
+from infra.commit_alarm import POSITIONS_NOT_COMMITTED, CommitAlarm
+from infra.kafka import POLL_INTERVAL_MS
 from infra.kafka_watch import until_stalled
 from infra.settings import KafkaSettings
 from infra.tasks import end_tasks
@@ -58,6 +60,22 @@ class _PromptConsumer(driver.Consumer):
     def _new_consumer_thread(self) -> driver.AIOKafkaConsumerThread:
         return _PromptConsumerThread(self, loop=self.loop, beacon=self.beacon)
 
+    def _filter_committable_offsets(self, tps: Iterable[Any]) -> dict[Any, int]:
+        """What Faust is about to commit. Should that fail it crashes the app, or waits in there for ever."""
+        due: dict[Any, int] = super()._filter_committable_offsets(tps)
+        alarm = cast(StageApp, self.app).alarm
+        if due:
+            alarm.tried()
+        else:
+            alarm.settled()
+        return due
+
+    async def _commit(self, offsets: Mapping[Any, int]) -> bool:
+        done = bool(await super()._commit(offsets))
+        if done:
+            cast(StageApp, self.app).alarm.settled()
+        return done
+
 
 class _PromptTransport(driver.Transport):
     Consumer = _PromptConsumer
@@ -89,6 +107,7 @@ class StageApp(faust.App):
         """
         self.fetch_max_wait_ms = fetch_max_wait_ms or settings.fetch_max_wait_ms
         self._stall_seconds = settings.stall_seconds
+        self.alarm = CommitAlarm(settings.stall_seconds)
         self._scratch = tempfile.TemporaryDirectory(prefix="headrace-faust-")
         super().__init__(
             app_id,
@@ -105,6 +124,7 @@ class StageApp(faust.App):
             broker_request_timeout=max(settings.request_timeout_ms, settings.session_timeout_ms + 1_000)
             / 1000,
             broker_commit_interval=1.0,
+            broker_max_poll_interval=POLL_INTERVAL_MS / 1000,
             consumer_max_fetch_size=8 * 1024 * 1024,
             stream_wait_empty=False,
         )
@@ -116,14 +136,17 @@ class StageApp(faust.App):
 
     async def _consume(self, stream: Any) -> None:
         async for event in stream.noack().events():
+            await self.alarm.until_off()
             await self.window.add(event.message, event.ack)
 
     def _new_transport(self) -> driver.Transport:
         return _PromptTransport(self.conf.broker_consumer, self)
 
-    def partitions_owned(self) -> int:
-        """How many partitions this process has been given."""
-        return len(self.consumer.assignment()) if self.started else 0
+    def not_ready(self) -> str | None:
+        """Why no records are handled right now."""
+        if not self.started or not self.consumer.assignment():
+            return "no partitions"
+        return POSITIONS_NOT_COMMITTED if self.alarm.is_on() else None
 
     async def until_broken(self) -> None:
         """Return when the app has crashed or stopped, its handler has raised, or it takes no records."""
@@ -138,7 +161,7 @@ class StageApp(faust.App):
             await end_tasks(waits)
 
     async def _positions(self) -> dict[aiokafka.TopicPartition, int | None]:
-        if self.window.is_full:
+        if self.window.is_full or self.alarm.is_on():
             return {}
         return {tp: await self.consumer.position(tp) for tp in self.consumer.assignment()}
 

@@ -231,11 +231,11 @@ class HistoryRole:
 
     async def not_ready(self) -> str | None:
         """Why outcomes are not stored right now."""
-        if self._app is None or not self._app.partitions_owned():
-            return "no partitions"
+        if self._app is None:
+            return "starting"
         client: Any = self._redis
         await client.ping()
-        return None
+        return self._app.not_ready()
 
     async def run(self) -> None:
         """Ends when the Faust app has, or when Redis has lost the conversations: a new start rebuilds."""

@@ -240,10 +240,10 @@ class ModerationRole:
 
     async def not_ready(self) -> str | None:
         """Why requests are not moderated right now."""
-        if self._app is None or not self._app.partitions_owned():
-            return "no partitions"
+        if self._app is None:
+            return "starting"
         await self._streams.ping()
-        return None
+        return self._app.not_ready()
 
     def reconfigure(self, settings: Settings) -> None:
         """See :class:`infra.role.Role`. Nothing of what can change concerns moderation."""

@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 
 from contracts.tiers import QueueClass
 from contracts.token_stream import StreamsUnavailable
+from infra.commit_alarm import POSITIONS_NOT_COMMITTED, CommitAlarm
 from infra.kafka import Place, Publisher, Tracked, make_consumer
 from infra.kafka_watch import until_stalled
 from infra.open_requests_redis import OpenRequests
@@ -89,7 +90,7 @@ class SchedulerRole:
             self._settings.kafka, group=f"{self._topics.prefix}-{STAGE}", client_id=f"headrace-{STAGE}"
         )
         self._consumer = consumer
-        tracked = _QueuePositions(consumer)
+        tracked = _QueuePositions(consumer, CommitAlarm(self._settings.kafka.stall_seconds))
         scheduler = tracked.scheduler = Scheduler(
             topics=self._topics,
             policy=self._policy,
@@ -149,6 +150,8 @@ class SchedulerRole:
         """Why requests are not scheduled right now."""
         if self._consumer is None or not self._consumer.assignment():
             return "no partitions"
+        if self._intake is not None and self._intake.tracked.alarm.is_on():
+            return POSITIONS_NOT_COMMITTED
         await self._streams.ping()
         return None
 
@@ -276,7 +279,7 @@ class QueueIntake:
         while True:
             room = self._room()
             ready = [p for p in self._consumer.assignment() if room[self._classes[p.topic]] > 0]
-            if not ready:
+            if not ready or self.tracked.alarm.is_on():
                 await asyncio.sleep(BLOCK_MS / 1000)
                 continue
             most = min(room[self._classes[p.topic]] for p in ready)
@@ -312,6 +315,8 @@ class QueueIntake:
         await until_stalled(self._open_positions, self._ends, self._stall_seconds)
 
     async def _open_positions(self) -> dict[Partition, int | None]:
+        if self.tracked.alarm.is_on():
+            return {}
         room = self._room()
         open_ones = [p for p in self._consumer.assignment() if room[self._classes[p.topic]] > 0]
         return {p: await self._consumer.position(p) for p in open_ones}

@@ -14,6 +14,7 @@ from aiokafka.errors import KafkaError
 from contracts.errors import RecordError
 from contracts.preempt import PreemptRecord, is_preempt, read_preempt
 from contracts.records import DispatchRecord, decode
+from infra.commit_alarm import CommitAlarm
 from infra.kafka import Tracked
 from infra.kafka_watch import until_stalled
 from infra.tasks import end_tasks
@@ -65,9 +66,16 @@ class Intake:
         limit: int,
         stall_seconds: float,
     ) -> None:
+        """Prepare; nothing is read before :meth:`run`.
+
+        Args:
+            limit: records that may be open at once.
+            stall_seconds: see :class:`infra.settings.KafkaSettings`.
+        """
         self._consumer = consumer
         self._partition = partition
-        self._tracked = Tracked(consumer)
+        self.alarm = CommitAlarm(stall_seconds)
+        self._tracked = Tracked(consumer, self.alarm)
         self._handle = handle
         self._reject = reject
         self._preempt = preempt
@@ -95,7 +103,7 @@ class Intake:
             await end_tasks([reading, watching])
 
     async def _positions(self) -> dict[TopicPartition, int | None]:
-        if len(self._tasks) >= self._limit:
+        if len(self._tasks) >= self._limit or self.alarm.is_on():
             return {}
         return {self._partition: await self._consumer.position(self._partition)}
 
@@ -143,20 +151,30 @@ class Intake:
                     await self._tracked.begin(self._partition)
                     begun = True
                 elif time.monotonic() - checked >= _CHECK_SECONDS:
-                    if await self._tracked.start_over_if_forgotten(self._partition):
-                        log.warning("the broker has forgotten our position, reading from the start")
-                    await self._tracked.commit()
+                    await self._keep_position()
                     checked = time.monotonic()
+                if self.alarm.is_on():
+                    await asyncio.sleep(_PAUSE_SECONDS)
+                    continue
                 batch = await self._consumer.getmany(
                     timeout_ms=_POLL_MS, max_records=self._limit - len(self._tasks)
                 )
-            except KafkaError as error:
+            except (KafkaError, TimeoutError) as error:
                 log.warning("no records", extra={"error": type(error).__name__})
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
             for records in batch.values():
                 for record in records:
                     self._take(record)
+
+    async def _keep_position(self) -> None:
+        """Commit what is due. Where that fails, records are read on until the alarm is on."""
+        try:
+            if await self._tracked.start_over_if_forgotten(self._partition):
+                log.warning("the broker has forgotten our position, reading from the start")
+            await self._tracked.commit()
+        except (KafkaError, TimeoutError) as error:
+            log.warning("position not kept", extra={"error": type(error).__name__})
 
     def _take(self, record: ConsumerRecord) -> None:
         reached = self._tracked.take(record).done

@@ -18,6 +18,7 @@ from contracts.preempt import PreemptRecord
 from contracts.records import DispatchRecord
 from contracts.tiers import Status
 from contracts.token_stream import StreamsUnavailable
+from infra.commit_alarm import POSITIONS_NOT_COMMITTED
 from infra.kafka import Publisher, PublishError, make_consumer
 from infra.presence_redis import ReaderPresence
 from infra.scheduler_presence_redis import SchedulerPresence
@@ -180,6 +181,8 @@ class Worker:
             return "starting"
         if not self._heartbeat.accepting:
             return "draining"
+        if self._intake is not None and self._intake.alarm.is_on():
+            return POSITIONS_NOT_COMMITTED
         try:
             await self._engine.check()
             await self._streams.ping()

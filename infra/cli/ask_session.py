@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from contracts.stream_ids import StreamId
 from streaming_edge.close_codes import CloseCase
 
 #: Close codes after which connecting again would end the same way.
@@ -58,7 +59,7 @@ class AskSession:
         self._idempotency_key = uuid.uuid4().hex
         self.request_id: str | None = None
         self.ended: Ended | None = None
-        self._offset: str | None = None
+        self._offset: StreamId | None = None
         self._asked: float | None = None
         self._first_text: float | None = None
         self._last_text: float | None = None
@@ -72,9 +73,8 @@ class AskSession:
             create = {"type": "chat.create", "ref": "ask", "body": self._body}
             frames.append(create | {"idempotency_key": self._idempotency_key})
         else:
-            frames.append(
-                {"type": "stream.subscribe", "request_id": self.request_id, "after": self._offset}
-            )
+            after = str(self._offset) if self._offset is not None else None
+            frames.append({"type": "stream.subscribe", "request_id": self.request_id, "after": after})
         return frames
 
     def cancel(self) -> dict[str, Any] | None:
@@ -97,7 +97,8 @@ class AskSession:
             return Progress("accepted")
         if frame.get("request_id") != self.request_id or self.request_id is None:
             return None
-        self._offset = frame.get("offset", self._offset)
+        if kind in ("stream.status", "stream.text") and not self._is_new(str(frame["offset"])):
+            return None
         if kind == "stream.status":
             return Progress(str(frame["status"]))
         if kind == "stream.text":
@@ -121,6 +122,14 @@ class AskSession:
                 if self._tokens > 1 and seconds > 0:
                     parts.append(f"{(self._tokens - 1) / seconds:.1f} tokens/s")
         return ", ".join(parts)
+
+    def _is_new(self, offset: str) -> bool:
+        """Move on to this offset, unless it was reached before."""
+        read = StreamId.parse(offset)
+        if self._offset is not None and read <= self._offset:
+            return False
+        self._offset = read
+        return True
 
     def _end(self, status: str, message: str | None) -> Ended:
         self.ended = Ended(status, message)

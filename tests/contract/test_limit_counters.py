@@ -265,3 +265,13 @@ async def test_counters_are_the_sum_of_what_was_used_and_is_reserved(
     counts = await bench.counts()
     assert counts.get("key:a:t", 0) == total
     assert counts.get("key:a:h", 0) == 2 * held
+
+
+async def test_a_key_that_has_lost_its_lifetime_gets_one_again_J8(bench: Bench) -> None:
+    limited = scope(requests_per_minute=5, tokens_per_minute=50, concurrent=5, enqueued_tokens=50)
+    await bench.take(limited)
+    shared = [k for k in await bench.client.keys("*") if b":taken:" not in k]
+    for key in shared:
+        await bench.client.persist(key)
+    await bench.take(limited)
+    assert all([await bench.client.pttl(key) > 0 for key in shared])

@@ -16,6 +16,7 @@ from contracts.records import Message, RequestRecord, decode
 from contracts.reply import Reply
 from contracts.stream_ids import MODERATED, StreamId
 from contracts.tiers import FinishReason, Status
+from contracts.token_stream import Appended
 from infra.conversations_redis import Conversations
 from infra.kafka import Publisher, PublishError
 from infra.limits_redis import LimitCounters
@@ -199,6 +200,22 @@ async def test_conversations_of_two_tenants_are_two(parts: Parts) -> None:
 async def test_d2_a_cancelled_turn_is_seen_with_what_was_out(parts: Parts) -> None:
     first = await parts.talk("one")
     await parts.reply(first, "part")
+    await parts.intake.cancel(PAID, first.request_id)
+    late = (first.request_id, StreamId(1, 2), Text(" grown later", (2,)))
+    assert await parts.streams.append([late]) == [Appended.SEALED]
+    second = await parts.talk("two")
+    assert texts(second) == ["one", "part", "two"]
+    await parts.complete(second, "zwei")
+    assert texts(await parts.talk("three")) == ["one", "part", "two", "zwei", "three"]
+
+
+async def test_d2_a_turn_that_still_runs_is_told_and_not_mixed_in(parts: Parts) -> None:
+    """Its client has left without a word: until its grace time is over it is busy, as documented."""
+    first = await parts.talk("one")
+    await parts.reply(first, "part")
+    with pytest.raises(ApiError) as busy:
+        await parts.talk("two")
+    assert (busy.value.status, busy.value.code) == (409, ErrorCode.CONVERSATION_BUSY)
     await parts.intake.cancel(PAID, first.request_id)
     assert texts(await parts.talk("two")) == ["one", "part", "two"]
 

@@ -195,6 +195,55 @@ async def test_d8_cancel_by_id_ends_the_stream_for_every_reader(gateway: Gateway
     assert (await gateway.http.post(f"{URL}/{finished}/cancel")).json()["status"] == "completed"
 
 
+async def test_one_stop_ends_the_request_it_names_with_all_its_choices_and_no_other_D7(
+    gateway: Gateway,
+) -> None:
+    ids = [(await create(gateway, stop_at=1, tokens=PIECES, hold_before=2))[0] for _ in range(2)]
+    body = {"model": "default", "messages": script(tokens=PIECES, hold_before=2), "n": 3, "stream": True}
+    async with gateway.http.stream("POST", URL, json=body) as response:
+        several = response.headers["x-request-id"]
+        await read_events(response, 1)
+    reading = [asyncio.create_task(resume(gateway, i)) for i in (*ids, several)]
+    for stopped in (ids[0], several):
+        answer = (await gateway.http.post(f"{URL}/{stopped}/cancel")).json()
+        assert (answer["id"], answer["status"]) == (stopped, "cancelled")
+    gateway.double.release()
+    ended, other, choices = await asyncio.gather(*reading)
+    assert ended.error is not None
+    assert choices.error is not None
+    assert {ended.error["code"], choices.error["code"]} == {"cancelled"}
+    assert (other.text, other.finish) == (TEXT, "stop")
+
+
+async def test_a_finished_reply_can_be_read_whole_until_it_has_expired_and_never_in_between_E11_E4(
+    settings: Callable[..., Settings],
+) -> None:
+    """Asked without a break from its end on: first it is all there, then 410, nothing else."""
+    async with running_gateway(settings(streams={"retention_seconds": 2})) as gateway:
+        request_id, _ = await create(gateway, tokens=PIECES)
+        answers: list[str] = []
+        async with asyncio.timeout(15):
+            while "expired" not in answers:
+                query = {"stream": "true", "after": "1-10"}
+                response = await gateway.http.get(f"{URL}/{request_id}", params=query)
+                if response.status_code == 410:
+                    assert response.json()["error"]["code"] == "stream_expired"
+                    answers.append("expired")
+                    continue
+                events = Events()
+                for line in response.text.splitlines():
+                    events.line(line)
+                if events.error is not None:
+                    # Expired between the check of its owner and the reading.
+                    assert events.error["code"] == "stream_lost"
+                    continue
+                assert (response.status_code, events.text) == (200, "".join(PIECES[10:]))
+                assert (events.done, events.finish) == (True, "stop")
+                answers.append("whole")
+        assert answers.count("whole") > 3
+        assert len(gateway.double.records) == 1, "nothing was started again"
+
+
 async def test_f8_streams_are_never_compressed_nor_cached(gateway: Gateway) -> None:
     body = {"model": "default", "messages": script(), "stream": True}
     response = await gateway.http.post(URL, json=body, headers={"Accept-Encoding": "gzip"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,11 +12,14 @@ import httpx
 import pytest
 
 from contracts.identity import make_request_id
+from contracts.limits import RateLimits
 from contracts.records import Message, OutcomeChoice, OutcomeRecord
 from contracts.tiers import Status
+from contracts.token_stream import StreamsUnavailable
 from infra.conversations_redis import Conversations
+from infra.limits_redis import LimitCounters, LimitReached, LimitScope
 from infra.pipeline_health import DEPTH_KEY
-from infra.settings import DEV_FREE_KEY, DEV_PAID_KEY, Settings
+from infra.settings import DEV_FREE_KEY, DEV_PAID_KEY, LimitSettings, RedisSettings, Settings
 from infra.stream_redis import connect
 from infra.topics import ensure_topics
 from stages.faust_app import WINDOW
@@ -104,6 +108,71 @@ def ended(conversation_id: str) -> OutcomeRecord:
         status=Status.COMPLETED,
         choices=[OutcomeChoice(index=0, text="hi")],
     )
+
+
+class Permits:
+    """Requests that take one of a few permits, hold it, and end, whatever becomes of Redis meanwhile."""
+
+    def __init__(self, client: Any, permits: int) -> None:
+        self.permits = permits
+        self.ended: list[str] = []
+        self._counters = LimitCounters(client, 2.0)
+        self._scope = LimitScope("key:a", LimitSettings(concurrent=permits))
+        self._holding: set[str] = set()
+
+    async def take(self, request_id: str, ended: tuple[str, ...]) -> RateLimits | LimitReached:
+        while True:
+            try:
+                return await self._counters.take(request_id, [self._scope], 1, 60_000, ended)
+            except StreamsUnavailable:
+                await asyncio.sleep(0.05)
+
+    async def request(self) -> None:
+        request_id = make_request_id(now_ms(), os.urandom(10))
+        ended: tuple[str, ...] = ()
+        while isinstance(found := await self.take(request_id, ended), LimitReached):
+            ended = tuple(r for r in found.held if r in self.ended)
+            await asyncio.sleep(0.005)
+        self._holding.add(request_id)
+        assert len(self._holding) <= self.permits
+        await asyncio.sleep(0.005)
+        self._holding.remove(request_id)
+        self.ended.append(request_id)
+
+    async def free(self) -> int:
+        """How many permits can be had; they are kept."""
+        count = 0
+        while isinstance(await self.take(f"last-{count}", tuple(self.ended)), RateLimits):
+            count += 1
+        return count
+
+
+async def test_no_permit_is_lost_or_leaked_when_scripts_are_forgotten_and_redis_restarts_H5(
+    server: RedisServer,
+) -> None:
+    client, own = (connect(RedisSettings(url=server.url)) for _ in range(2))
+    permits = Permits(client, 4)
+    load = [asyncio.ensure_future(permits.request()) for _ in range(300)]
+
+    async def until_ended(count: int) -> None:
+        async def reached() -> bool:
+            return len(permits.ended) >= count
+
+        await eventually(reached, f"{count} requests have ended", 20)
+
+    await until_ended(10)
+    await own.script_flush()
+    await until_ended(50)
+    await asyncio.to_thread(server.stop)
+    before = len(permits.ended)
+    await asyncio.to_thread(server.start)
+    await until_ended(before + 50)
+    await own.script_flush()
+    assert len(permits.ended) < len(load), "the load outlasts the trouble"
+    await asyncio.gather(*load)
+    assert await permits.free() == permits.permits
+    await client.aclose()
+    await own.aclose()
 
 
 async def test_a_tier_s_line_may_be_shorter_than_its_class_s_J7(

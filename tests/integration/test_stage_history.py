@@ -164,6 +164,26 @@ async def test_g5_a_poison_outcome_is_dead_lettered_and_the_next_one_stored(
     await until(lambda: _turns(bench, name, MAX_TURNS), "served on")
 
 
+async def test_a_bug_in_handling_sets_the_outcome_aside_and_the_stage_lives_G7(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Conversations.store
+
+    async def broken(self: Conversations, made: OutcomeRecord) -> None:
+        if made.conversation_id == "bug":
+            raise TypeError("a bug")
+        await store(self, made)
+
+    monkeypatch.setattr(Conversations, "store", broken)
+    before = len(bench.deadletter.records)
+    await publish(bench, outcome(0, "bug"))
+    await until(lambda: len(bench.deadletter.records) == before + 1, "the dead letter")
+    letter = DeadLetterRecord.model_validate_json(bench.deadletter.records[-1].value)
+    assert (letter.stage, letter.reason) == ("history", "handler_error")
+    await publish(bench, outcome(1, "after-bug"))
+    await has(bench, "after-bug", ["answer 1"])
+
+
 async def test_conversations_lost_with_their_redis_are_rebuilt_from_the_outcomes(
     kafka: str, redis_server: str
 ) -> None:

@@ -34,6 +34,17 @@ def test_a_later_connection_reads_on_after_the_last_offset_and_never_asks_again(
     assert subscribe == {"type": "stream.subscribe", "request_id": _ID, "after": "1-1"}
 
 
+def test_what_a_new_connection_repeats_is_shown_once_E13() -> None:
+    session = _accepted()
+    assert session.receive(_text("1-9", "a"), 10.1) == ReplyText("a")
+    session.opening("key", now=11.0)
+    assert session.receive(_text("1-9", "a"), 11.1) is None
+    assert session.receive(_text("1-8", "x"), 11.1) is None
+    assert session.receive(_text("1-10", "b"), 11.1) == ReplyText("b")
+    assert session.receive(_text("2-11", "c"), 11.1) == ReplyText("c")
+    assert session.opening("key", now=12.0)[1]["after"] == "2-11"
+
+
 def test_a_connection_lost_right_after_acceptance_reads_from_the_start() -> None:
     _, subscribe = _accepted().opening("key", now=11.0)
     assert subscribe["after"] is None
