@@ -81,11 +81,13 @@ def plan_faults(
 class Injector:
     """Carries out faults on the stack that ``state`` describes.
 
-    A target that is down already is waited for, for a while: a fault that hits nothing shows nothing.
+    A target that is down already is waited for, for a while: a fault that hits nothing shows nothing. So is
+    one that would leave fewer than ``spare`` processes of its name.
     """
 
-    def __init__(self, state: Callable[[], StackState], seed: int) -> None:
+    def __init__(self, state: Callable[[], StackState], seed: int, spare: int = 0) -> None:
         self._state = state
+        self._spare = spare
         self._rng = random.Random(seed ^ 0x1A3)
         self._frozen: set[int] = set()
         self.done: list[Injected] = []
@@ -108,7 +110,7 @@ class Injector:
     async def _inject(self, fault: Fault) -> None:
         for _ in range(100):
             found = self._candidates(fault.target)
-            if found:
+            if len(found) > self._spare:
                 break
             await asyncio.sleep(0.1)
         else:

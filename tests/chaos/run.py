@@ -36,11 +36,13 @@ _BROKEN_FENCE = Path(__file__).with_name("broken_fence")
 #: How long a request may wait to be started, or for another worker: a worker that has been killed is back
 #: in seconds, and with vLLM in a minute, if the other one does not start at the same time.
 _MAX_WAIT_SECONDS = {"sim": 60.0, "vllm": 200.0}
-#: What makes workers wake while others go on with their replies: long replies, freezes beyond the lease.
+#: What makes workers wake while others go on with their replies: long replies, freezes beyond the lease, and
+#: always one worker that can take over.
 OVERLAP: dict[str, Any] = {
     "targets": ("worker",),
     "actions": ("stop",),
-    "frozen_seconds": (2.5, 4.0),
+    "frozen_seconds": (3.0, 4.5),
+    "spare": 1,
     "tpot_ms": 30.0,
 }
 
@@ -55,6 +57,7 @@ class Options:
         actions: what may be done to them.
         tpot_ms: time of a token of the simulated engine.
         frozen_seconds: shortest and longest freeze.
+        spare: a fault waits while it would leave fewer processes of its target than this.
         break_fence: run workers whose fence does not hold.
     """
 
@@ -69,6 +72,7 @@ class Options:
     workers: int = 2
     tpot_ms: float = 10.0
     frozen_seconds: tuple[float, float] = (0.5, 6.0)
+    spare: int = 0
     break_fence: bool = False
 
     @property
@@ -96,7 +100,7 @@ async def run(options: Options) -> Report:
 
 
 async def _on(stack: StackProcess, options: Options) -> Report:
-    injector = Injector(stack.state, options.seed)
+    injector = Injector(stack.state, options.seed, options.spare)
     calls: list[Call] = []
     state = stack.state()
     began = time.monotonic()
