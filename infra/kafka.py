@@ -20,6 +20,7 @@ from contracts.records import DeadLetterRecord
 from contracts.watermark import Watermark
 
 from .commit_alarm import CommitAlarm
+from .doorbell import Ringer, fetch_when_rung
 from .settings import KafkaSettings
 from .tasks import end_tasks
 
@@ -59,6 +60,7 @@ class Publisher:
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
         self._producer: AIOKafkaProducer | None = None
+        self._ringer: Ringer | None = None
 
     async def start(self) -> None:
         """Connect; raises :class:`aiokafka.errors.KafkaError` while no broker answers."""
@@ -79,12 +81,17 @@ class Publisher:
             await producer.stop()
             raise
         self._producer = producer
+        if self._settings.doorbells is not None:
+            self._ringer = Ringer(self._settings.doorbells)
 
     async def stop(self) -> None:
         """Flush and disconnect."""
         if self._producer is not None:
             await self._producer.stop()
             self._producer = None
+        if self._ringer is not None:
+            self._ringer.close()
+            self._ringer = None
 
     async def ping(self) -> None:
         """Raise :class:`PublishError` unless a broker answers. Wait for it with a deadline."""
@@ -111,7 +118,7 @@ class Publisher:
         if self._producer is None:
             raise PublishError("the Kafka producer is not connected")
         try:
-            await asyncio.wait_for(
+            stored = await asyncio.wait_for(
                 self._producer.send_and_wait(
                     topic,
                     value,
@@ -123,6 +130,8 @@ class Publisher:
             )
         except (KafkaError, TimeoutError, AssertionError) as error:
             raise PublishError(f"{topic}: {type(error).__name__}") from error
+        if self._ringer is not None:
+            self._ringer.ring((topic, stored.partition))
 
     async def dead_letter(
         self, deadletter_topic: str, stage: str, record: ConsumerRecord, error: RecordError
@@ -287,16 +296,15 @@ def make_consumer(
     *,
     group: str | None,
     client_id: str,
-    fetch_max_wait_ms: int | None = None,
 ) -> AIOKafkaConsumer:
     """A consumer with manual commits that starts at the beginning where nothing is committed."""
-    return AIOKafkaConsumer(
+    consumer = AIOKafkaConsumer(
         bootstrap_servers=settings.bootstrap,
         group_id=group,
         client_id=client_id,
         enable_auto_commit=False,
         auto_offset_reset="earliest",
-        fetch_max_wait_ms=fetch_max_wait_ms or settings.fetch_max_wait_ms,
+        fetch_max_wait_ms=settings.fetch_max_wait_ms,
         session_timeout_ms=settings.session_timeout_ms,
         heartbeat_interval_ms=max(300, settings.session_timeout_ms // 5),
         request_timeout_ms=max(settings.request_timeout_ms, settings.session_timeout_ms + 1_000),
@@ -304,3 +312,6 @@ def make_consumer(
         max_poll_records=500,
         max_poll_interval_ms=POLL_INTERVAL_MS,
     )
+    if settings.doorbells is not None:
+        fetch_when_rung(consumer, settings.doorbells)
+    return consumer

@@ -52,6 +52,8 @@ class KafkaSettings(_Section):
         fetch_max_wait_ms: how long a broker holds an empty fetch. Apache Kafka answers at once when a
             record arrives, so long is right there; the embedded broker does not, so ``headrace up``
             sets it low.
+        doorbells: a folder on this machine through which producers wake consumers, for a broker that does not
+            (:mod:`infra.doorbell`); ``headrace up`` makes one for the embedded broker. Absent: none.
         request_timeout_ms: deadline of one request to a broker.
         stall_seconds: a role whose consumer has stood still so long, away from the end of its log and with
             room for more, ends and is started anew.
@@ -64,6 +66,7 @@ class KafkaSettings(_Section):
     worker_slots: int = Field(default=64, ge=1, le=4096)
     replication_factor: int = Field(default=1, ge=1)
     fetch_max_wait_ms: int = Field(default=500, ge=1)
+    doorbells: Path | None = None
     request_timeout_ms: int = Field(default=10_000, ge=100)
     session_timeout_ms: int = Field(default=10_000, ge=1_000)
     stall_seconds: float = Field(default=30.0, gt=0)

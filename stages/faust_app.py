@@ -15,6 +15,7 @@ import faust
 from faust.transport.drivers import aiokafka as driver
 
 from infra.commit_alarm import POSITIONS_NOT_COMMITTED, CommitAlarm
+from infra.doorbell import fetch_when_rung
 from infra.kafka import POLL_INTERVAL_MS
 from infra.kafka_watch import until_stalled
 from infra.settings import KafkaSettings
@@ -52,7 +53,10 @@ class _PromptConsumerThread(driver.AIOKafkaConsumerThread):
         # Read by aiokafka when the consumer starts, which is after this. There is no public way; the
         # assertion makes a renamed attribute a failure to start rather than a slow pipeline.
         assert isinstance(consumer._fetch_max_wait_ms, int)
-        consumer._fetch_max_wait_ms = cast(StageApp, self.app).fetch_max_wait_ms
+        kafka = cast(StageApp, self.app).kafka
+        consumer._fetch_max_wait_ms = kafka.fetch_max_wait_ms
+        if kafka.doorbells is not None:
+            fetch_when_rung(consumer, kafka.doorbells)
         return consumer
 
 
@@ -94,19 +98,15 @@ class StageApp(faust.App):
         app_id: str,
         topic: str,
         handler: Handler,
-        *,
-        fetch_max_wait_ms: int | None = None,
     ) -> None:
         """Prepare; nothing connects before :meth:`start`.
 
         Args:
-            fetch_max_wait_ms: instead of the configured one.
             app_id: consumer group.
             topic: must exist already.
             handler: raises nothing but ``CancelledError``; anything else ends the app.
         """
-        self.fetch_max_wait_ms = fetch_max_wait_ms or settings.fetch_max_wait_ms
-        self._stall_seconds = settings.stall_seconds
+        self.kafka = settings
         self.alarm = CommitAlarm(settings.stall_seconds)
         self._scratch = tempfile.TemporaryDirectory(prefix="headrace-faust-")
         super().__init__(
@@ -153,7 +153,7 @@ class StageApp(faust.App):
         waits: list[asyncio.Task[Any]] = [
             asyncio.ensure_future(self.wait_until_stopped()),
             asyncio.ensure_future(self.window.failed.wait()),
-            asyncio.ensure_future(until_stalled(self._positions, self._ends, self._stall_seconds)),
+            asyncio.ensure_future(until_stalled(self._positions, self._ends, self.kafka.stall_seconds)),
         ]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

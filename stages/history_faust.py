@@ -214,13 +214,9 @@ class HistoryRole:
         )
         app_id = f"{topics.prefix}-{STAGE}"
         kafka = self._settings.kafka
-        self._app = StageApp(
-            kafka,
-            app_id,
-            topics.outcomes,
-            stage.handle,
-            fetch_max_wait_ms=max(kafka.fetch_max_wait_ms, UNHURRIED_FETCH_MS),
-        )
+        wait_ms = max(kafka.fetch_max_wait_ms, UNHURRIED_FETCH_MS)
+        unhurried = kafka.model_copy(update={"fetch_max_wait_ms": wait_ms, "doorbells": None})
+        self._app = StageApp(unhurried, app_id, topics.outcomes, stage.handle)
         await self._app.start()
 
     def reconfigure(self, settings: Settings) -> None:

@@ -54,6 +54,7 @@ class Addresses:
     ws_port: int
     kafka: str
     redis: str
+    doorbells: Path
 
 
 def base_settings(options: UpOptions) -> Settings:
@@ -95,6 +96,7 @@ def effective_settings(base: Settings, addresses: Addresses, *, embedded_broker:
     if embedded_broker:
         raw["kafka"] |= {
             "fetch_max_wait_ms": BROKER_FETCH_MAX_WAIT_MS,
+            "doorbells": str(addresses.doorbells),
             "partitions": BROKER_PARTITIONS,
             "session_timeout_ms": BROKER_SESSION_TIMEOUT_MS,
             "stall_seconds": BROKER_STALL_SECONDS,

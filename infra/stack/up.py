@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -60,14 +61,16 @@ async def up(options: UpOptions, display: Display, ask: Ask) -> int:
     base = base_settings(options)
     worker_interpreter(base)
     keeper = PortKeeper()
-    with data_dir_lock(options.data_dir):
+    # A socket's path must be short, which a data folder's need not be.
+    with data_dir_lock(options.data_dir), TemporaryDirectory(prefix="headrace-") as scratch:
+        addresses = _addresses(options, base, keeper, doorbells=Path(scratch))
         try:
-            return await _Run(options, base, display, ask, _addresses(options, base, keeper)).run()
+            return await _Run(options, base, display, ask, addresses).run()
         finally:
             keeper.release()
 
 
-def _addresses(options: UpOptions, base: Settings, keeper: PortKeeper) -> Addresses:
+def _addresses(options: UpOptions, base: Settings, keeper: PortKeeper, doorbells: Path) -> Addresses:
     http_host, edge_host = base.http.host, base.edge.host
 
     def pick(given: int | None, option: str, preferred: int, host: str) -> int:
@@ -80,7 +83,7 @@ def _addresses(options: UpOptions, base: Settings, keeper: PortKeeper) -> Addres
     ws_port = pick(options.ws_port, "--ws-port", base.edge.port or PREFERRED_WS_PORT, edge_host)
     kafka = options.kafka or f"{LOOPBACK}:{keeper.any()}"
     redis = options.redis or f"redis://{LOOPBACK}:{keeper.any()}/0"
-    return Addresses(port, ws_port, kafka, redis)
+    return Addresses(port, ws_port, kafka, redis, doorbells)
 
 
 class _Run:

@@ -14,7 +14,7 @@ from infra.stack.configure import (
 )
 from infra.stack.errors import StackError
 
-_WHERE = Addresses(8100, 8101, "127.0.0.1:9", "redis://127.0.0.1:7/0")
+_WHERE = Addresses(8100, 8101, "127.0.0.1:9", "redis://127.0.0.1:7/0", Path("/doorbells"))
 
 
 def _model(folder: Path) -> Path:
@@ -78,6 +78,7 @@ def test_roles_get_this_stack_s_addresses_and_their_own_drain_times(tmp_path: Pa
     assert (settings.http.port, settings.edge.port) == (8100, 8101)
     assert (settings.kafka.bootstrap, settings.redis.url) == ("127.0.0.1:9", "redis://127.0.0.1:7/0")
     assert settings.kafka.fetch_max_wait_ms == BROKER_FETCH_MAX_WAIT_MS
+    assert settings.kafka.doorbells == _WHERE.doorbells
     assert settings.drain_seconds == base.drain_seconds
     assert settings.worker.drain_seconds == base.worker.drain_seconds
 
@@ -86,6 +87,7 @@ def test_a_kafka_of_one_s_own_keeps_its_fetch_wait(tmp_path: Path) -> None:
     base = base_settings(UpOptions(tmp_path, engine="sim"))
     settings = effective_settings(base, _WHERE, embedded_broker=False)
     assert settings.kafka.fetch_max_wait_ms == base.kafka.fetch_max_wait_ms
+    assert settings.kafka.doorbells is None
     assert settings.kafka.idempotent is None
 
 

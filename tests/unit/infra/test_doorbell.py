@@ -1,0 +1,118 @@
+"""Rings reach who listens, are kept while they cannot be answered, and never disturb who rings."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from infra.doorbell import UNRUNG_SECONDS, Doorbell, Partition, Ringer
+
+_A, _B = ("requests", 0), ("requests", 1)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short path, as sockets need."""
+    with TemporaryDirectory(prefix="headrace-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def ringer(folder: Path) -> Iterator[Ringer]:
+    it = Ringer(folder)
+    yield it
+    it.close()
+
+
+def _sockets(folder: Path) -> list[Path]:
+    return [p for p in folder.rglob("*") if p.is_socket()]
+
+
+async def _listening(folder: Path, *partitions: Partition) -> Doorbell:
+    """A doorbell that has answered what a new one takes for rung."""
+    doorbell = Doorbell(folder)
+    doorbell.listen(set(partitions))
+    await doorbell.wait(set(partitions))
+    return doorbell
+
+
+async def _rang(doorbell: Doorbell, *partitions: Partition) -> bool:
+    """Whether a wait ended before its time."""
+    loop = asyncio.get_running_loop()
+    waiting = asyncio.ensure_future(doorbell.wait(set(partitions)))
+    timer = loop.create_future()
+    loop.call_later(UNRUNG_SECONDS * 0.8, timer.set_result, None)
+    await asyncio.wait({waiting, timer}, return_when=asyncio.FIRST_COMPLETED)
+    early = waiting.done()
+    await waiting
+    return early
+
+
+async def test_a_ring_wakes_all_who_listen_and_only_once(folder: Path, ringer: Ringer) -> None:
+    bells = [await _listening(folder, _A), await _listening(folder, _A)]
+    ringer.ring(_A)
+    assert [await _rang(bell, _A) for bell in bells] == [True, True]
+    assert not await _rang(bells[0], _A)
+    for bell in bells:
+        bell.close()
+
+
+async def test_a_ring_for_another_partition_is_not_heard(folder: Path, ringer: Ringer) -> None:
+    bell = await _listening(folder, _A)
+    ringer.ring(_B)
+    assert not await _rang(bell, _A)
+    bell.close()
+
+
+async def test_a_ring_that_a_fetch_left_out_is_kept_for_the_next(folder: Path, ringer: Ringer) -> None:
+    bell = await _listening(folder, _A, _B)
+    ringer.ring(_A)
+    assert await _rang(bell, _B)
+    assert await _rang(bell, _A, _B)
+    assert not await _rang(bell, _A, _B)
+    bell.close()
+
+
+async def test_a_ring_for_a_partition_that_was_taken_away_is_forgotten(
+    folder: Path, ringer: Ringer
+) -> None:
+    bell = await _listening(folder, _A, _B)
+    ringer.ring(_A)
+    assert await _rang(bell, _B)
+    bell.listen({_B})
+    assert not await _rang(bell, _B)
+    bell.close()
+
+
+async def test_a_new_partition_is_fetched_at_once(folder: Path) -> None:
+    bell = await _listening(folder, _A)
+    bell.listen({_A, _B})
+    assert await _rang(bell, _A, _B)
+    bell.close()
+
+
+async def test_ringing_where_nobody_listens_or_somebody_died_is_harmless(
+    folder: Path, ringer: Ringer
+) -> None:
+    ringer.ring(_A)
+    bell = await _listening(folder, _A)
+    (path,) = _sockets(folder)
+    bell.close()
+    assert not _sockets(folder)
+    os.mknod(path)  # what a killed process leaves: a name that nobody answers
+    ringer.ring(_A)
+    assert not path.exists()
+
+
+async def test_a_ringer_does_not_wait_for_one_who_does_not_listen_any_more(
+    folder: Path, ringer: Ringer
+) -> None:
+    """A frozen consumer's socket fills up."""
+    bell = await _listening(folder, _A)
+    for _ in range(10_000):
+        ringer.ring(_A)
+    assert await _rang(bell, _A)
+    bell.close()
