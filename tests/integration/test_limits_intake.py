@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from contracts.entries import Terminal
+from contracts.entries import Moderated, Started, Terminal, Text
 from contracts.errors import ApiError, ErrorCode
+from contracts.stream_ids import MODERATED, StreamId
 from contracts.tiers import Status
 from infra.settings import Settings
 from producers.intake import MAX_RECORD_BYTES
@@ -103,3 +104,51 @@ async def test_a_call_repeated_with_its_idempotency_key_takes_once(intakes: list
     found = {await accept(parts, idempotency_key="k") for parts in intakes for _ in range(2)}
     assert len(found) == 1
     assert (await taken(intakes[0]))["requests"] == 1
+
+
+async def _moderated(parts: Parts, rid: str) -> None:
+    await parts.streams.append([(rid, MODERATED, Moderated(prompt_tokens=1))])
+
+
+async def _begun(parts: Parts, rid: str) -> None:
+    started = Started(worker_id="w", model_revision="1")
+    await parts.streams.append(
+        [
+            (rid, MODERATED, Moderated(prompt_tokens=1)),
+            (rid, StreamId(1, 0), started),
+            (rid, StreamId(1, 1), Text("a", (1,))),
+        ]
+    )
+
+
+async def _nothing(_parts: Parts, _rid: str) -> None: ...
+
+
+@pytest.mark.parametrize("reached", [_nothing, _moderated, _begun])
+async def test_a_permit_comes_back_a_hundred_times_wherever_the_request_was_left_J1(
+    intakes: list[Parts], reached: Callable[[Parts, str], Awaitable[None]]
+) -> None:
+    """While moderation has it, in the queue, in the middle of its reply."""
+    first, second, third = intakes
+    for _ in range(100):
+        ids = [await accept(first), await accept(second)]
+        assert await accept(third) == ErrorCode.CONCURRENCY_LIMIT.value
+        for rid in ids:
+            await reached(first, rid)
+            await third.intake.cancel(PAID, rid)
+    await accept(third)
+    assert (await taken(first))["permits"] == 1
+
+
+@pytest.mark.parametrize("status", [s for s in Status if s is not Status.CANCELLED])
+async def test_a_permit_comes_back_however_a_request_ends_J2(
+    intakes: list[Parts], status: Status
+) -> None:
+    parts = intakes[0]
+    for _ in range(10):
+        ids = [await accept(parts), await accept(parts)]
+        assert await accept(parts) == ErrorCode.CONCURRENCY_LIMIT.value
+        for rid in ids:
+            await parts.streams.seal(rid, Terminal(status=status))
+    await accept(parts)
+    assert (await taken(parts))["permits"] == 1
