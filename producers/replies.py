@@ -68,7 +68,8 @@ class Replies:
     """All replies of one gateway process.
 
     Attributes:
-        closing: no new ones are begun.
+        closing: no new ones are begun; one that comes all the same, on a connection that was kept open, ends
+            with :class:`GatewayLeaving`.
     """
 
     def __init__(self) -> None:
@@ -102,6 +103,8 @@ class Replies:
         """Count a reply."""
         self._open.add(watch)
         self._empty.clear()
+        if self.closing:
+            watch.interrupt(GatewayLeaving())
 
     def closed(self, watch: Watch) -> None:
         """A reply has ended."""

@@ -46,6 +46,15 @@ async def test_a_client_that_goes_ends_its_reply_only() -> None:
     assert replies.count == 0
 
 
+async def test_a_reply_that_begins_when_all_are_being_ended_ends_too() -> None:
+    replies, client = Replies(), Client()
+    replies.closing = True
+    replies.end_all()
+    with pytest.raises(GatewayLeaving):
+        await wait_in(replies, client)
+    assert replies.count == 0
+
+
 async def test_a_foreign_cancellation_stays_one() -> None:
     replies, client = Replies(), Client()
     task = asyncio.create_task(wait_in(replies, client))
