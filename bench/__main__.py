@@ -1,10 +1,15 @@
-"""``python -m bench [overhead|scheduling]``: one benchmark's tables; its own options follow its name."""
+"""``python -m bench [overhead|scheduling|prefill|batch]``: one benchmark; its options follow its name."""
 
 import sys
 
-from . import overhead, scheduling
+from . import batch, overhead, prefill, scheduling
 
-BENCHMARKS = {"overhead": overhead.main, "scheduling": scheduling.main}
+BENCHMARKS = {
+    "overhead": overhead.main,
+    "scheduling": scheduling.main,
+    "prefill": prefill.main,
+    "batch": batch.main,
+}
 
 if __name__ == "__main__":
     name = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1] in BENCHMARKS else "overhead"
