@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from .identity import time_part
 from .records import Message, OutcomeRecord
 from .reply import Reply
 from .tiers import Status
@@ -14,13 +17,43 @@ from .tiers import Status
 _SAID = frozenset({Status.COMPLETED, Status.CANCELLED})
 
 
-class Turn(BaseModel):
-    """One request of a conversation and what was answered.
+_ITEM_ID = re.compile(r"msg_([0-9a-f]{32})_(0|[1-9][0-9]{0,3})", re.ASCII)
+
+
+class Item(NamedTuple):
+    """One message of a conversation, the model's replies included.
 
     Attributes:
-        request_id: orders turns, because request ids order by the time of acceptance.
+        id: stays the same for as long as the conversation lives.
+        complete: False for a reply that was cancelled.
+    """
+
+    id: str
+    message: Message
+    complete: bool
+
+
+class ConversationFacts(BaseModel):
+    """What is known of a conversation that a caller made, beside its turns.
+
+    Attributes:
+        created: Unix seconds.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    created: int
+    metadata: dict[str, str]
+
+
+class Turn(BaseModel):
+    """One request of a conversation and what was answered, or messages that were added by hand.
+
+    Attributes:
+        request_id: orders turns, because such ids order by the time of acceptance (:func:`time_part`).
         messages: what the request added.
-        reply: text of choice 0; partial where the turn was cancelled.
+        reply: text of choice 0; partial where the turn was cancelled; None where nothing was asked.
+        removed: positions of messages that were taken out again, the reply's being after all others.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -28,8 +61,9 @@ class Turn(BaseModel):
     request_id: str
     created_ms: int
     messages: list[Message]
-    reply: str
+    reply: str | None
     status: Status
+    removed: frozenset[int] = frozenset()
 
     @property
     def counts(self) -> bool:
@@ -38,7 +72,34 @@ class Turn(BaseModel):
         Completed turns do, and cancelled ones with the text that was out. A cancelled turn without text
         and every other turn are left out whole, question included, so that no error is ever an answer.
         """
-        return self.status in _SAID and (self.status is Status.COMPLETED or bool(self.reply))
+        has_text = self.status is Status.COMPLETED or bool(self.reply) or bool(self.removed)
+        return self.status in _SAID and has_text
+
+    def items(self) -> list[Item]:
+        """What was said in it, in order."""
+        name = f"msg_{time_part(self.request_id)}"
+        items = [Item(f"{name}_{at}", message, True) for at, message in enumerate(self.messages)]
+        if self.reply is not None:
+            said = Message(role="assistant", content=self.reply)
+            items.append(Item(f"{name}_{len(items)}", said, self.status is Status.COMPLETED))
+        return [item for at, item in enumerate(items) if at not in self.removed]
+
+    def without(self, position: int) -> Turn:
+        """The turn after one of its messages was taken out, text included; the others keep their ids."""
+        emptied = [
+            message.model_copy(update={"content": "", "name": None}) if at == position else message
+            for at, message in enumerate(self.messages)
+        ]
+        update: dict[str, object] = {"messages": emptied, "removed": self.removed | {position}}
+        if position == len(self.messages):
+            update["reply"] = ""
+        return self.model_copy(update=update)
+
+
+def item_position(item_id: str) -> tuple[str, int] | None:
+    """Which turn an item is of (the time part of its id) and its position there; None for what is no id."""
+    match = _ITEM_ID.fullmatch(item_id)
+    return (match[1], int(match[2])) if match is not None else None
 
 
 def turn_of(outcome: OutcomeRecord) -> Turn:
@@ -82,8 +143,5 @@ def context_messages(turns: Iterable[Turn], max_turns: int) -> list[Message]:
         max_turns: how many of the latest are used.
     """
     said = {turn.request_id: turn for turn in turns if turn.counts}
-    messages: list[Message] = []
-    for request_id in sorted(said)[-max_turns:]:
-        messages += said[request_id].messages
-        messages.append(Message(role="assistant", content=said[request_id].reply))
-    return messages
+    latest = sorted(said, key=time_part)[-max_turns:]
+    return [item.message for request_id in latest for item in said[request_id].items()]

@@ -27,6 +27,10 @@ class ErrorCode(StrEnum):
     MODEL_NOT_ALLOWED = "model_not_allowed"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
+    INVALID_FILE = "invalid_file"
+    FILE_IN_USE = "file_in_use"
+    BATCH_OVER = "batch_over"
+    STORAGE_QUOTA = "storage_quota_exceeded"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     CONTENT_FILTER = "content_filter"
     CONVERSATION_BUSY = "conversation_busy"
@@ -68,6 +72,9 @@ _STATUS: dict[ErrorCode, int] = {
     ErrorCode.MODEL_NOT_ALLOWED: 403,
     ErrorCode.NOT_FOUND: 404,
     ErrorCode.METHOD_NOT_ALLOWED: 405,
+    ErrorCode.FILE_IN_USE: 409,
+    ErrorCode.BATCH_OVER: 409,
+    ErrorCode.STORAGE_QUOTA: 403,
     ErrorCode.CONVERSATION_BUSY: 409,
     ErrorCode.IDEMPOTENCY_MISMATCH: 422,
     ErrorCode.OFFSET_AHEAD: 409,

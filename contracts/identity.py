@@ -10,12 +10,14 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-_REQUEST_ID = re.compile(r"chatcmpl-[0-9a-f]{32}", re.ASCII)
-_USER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+REQUEST_ID_PATTERN = r"chatcmpl-[0-9a-f]{32}"
+_REQUEST_ID = re.compile(REQUEST_ID_PATTERN, re.ASCII)
+USER_NAME_PATTERN = r"[A-Za-z0-9_-]{1,64}"
+_USER_NAME = re.compile(USER_NAME_PATTERN, re.ASCII)
 
 
-def make_request_id(now_ms: int, random_bytes: bytes) -> str:
-    """``chatcmpl-`` + 48 bits of time + 80 random bits, in hex.
+def make_time_id(now_ms: int, random_bytes: bytes) -> str:
+    """48 bits of time + 80 random bits, in hex: 32 characters that sort by time.
 
     Args:
         now_ms: Unix time in milliseconds.
@@ -23,7 +25,17 @@ def make_request_id(now_ms: int, random_bytes: bytes) -> str:
     """
     if len(random_bytes) != 10:
         raise ValueError("10 random bytes are needed")
-    return f"chatcmpl-{now_ms & (2**48 - 1):012x}{random_bytes.hex()}"
+    return f"{now_ms & (2**48 - 1):012x}{random_bytes.hex()}"
+
+
+def make_request_id(now_ms: int, random_bytes: bytes) -> str:
+    """``chatcmpl-`` and a :func:`make_time_id`."""
+    return f"chatcmpl-{make_time_id(now_ms, random_bytes)}"
+
+
+def time_part(made_id: str) -> str:
+    """What ids with different prefixes sort by: their :func:`make_time_id`."""
+    return made_id[-32:]
 
 
 def is_request_id(text: object) -> bool:

@@ -71,6 +71,7 @@ def make_outcome(
         choices=reply.outcome_choices(),
         usage=reply.usage,
         degraded=request.degraded,
+        keep=request.keep,
         error=reply.terminal.error,
         attempts=reply.attempts,
         ttft_ms=ttft_ms,

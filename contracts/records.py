@@ -15,6 +15,7 @@ from pydantic_core import from_json
 from .degraded import Degraded
 from .errors import ErrorBody, RecordError
 from .identity import is_request_id
+from .keep import Keep
 from .tiers import FinishReason, QueueClass, Status
 
 SCHEMA_VERSION = 1
@@ -103,6 +104,7 @@ class _Request(Record):
         turn: the messages this request adds to its conversation (without stored history).
         leave_grace_ms: how long it goes on without a reader; None = to its end.
         degraded: what it got less of because of overload; ``model`` and ``pool`` are those that serve it.
+        keep: what is to be stored of it and its reply; None = nothing.
     """
 
     tenant: str
@@ -117,6 +119,7 @@ class _Request(Record):
     turn: list[Message] = Field(default_factory=list)
     leave_grace_ms: int | None = None
     degraded: Degraded | None = None
+    keep: Keep | None = None
     sampling: Sampling
 
 
@@ -181,6 +184,7 @@ class OutcomeRecord(Record):
         attempts: how many workers started it.
         finished_ms: Unix milliseconds at which the record was made.
         degraded: what it got less of because of overload.
+        keep: what is to be stored of it; None = nothing.
         ttft_ms / duration_ms: first token and end, after acceptance; None where there was none.
     """
 
@@ -196,6 +200,7 @@ class OutcomeRecord(Record):
     choices: list[OutcomeChoice] = Field(default_factory=list)
     usage: Usage = Field(default_factory=Usage)
     degraded: Degraded | None = None
+    keep: Keep | None = None
     error: ErrorBody | None = None
     attempts: int = 0
     ttft_ms: int | None = None

@@ -17,7 +17,8 @@ import re
 from typing import NamedTuple
 
 MAX_PART = 2**64 - 1
-_OFFSET = re.compile(r"(0|[1-9][0-9]{0,19})-(0|[1-9][0-9]{0,19})", re.ASCII)
+OFFSET_PATTERN = r"(0|[1-9][0-9]{0,19})-(0|[1-9][0-9]{0,19})"
+_OFFSET = re.compile(OFFSET_PATTERN, re.ASCII)
 
 
 class StreamId(NamedTuple):

@@ -1,4 +1,4 @@
-"""Whether the pipeline behind a gateway can answer: what its ``/readyz`` adds to its own connections."""
+"""Whether requests can be put into the pipeline, and whether it can answer: for ``/readyz``."""
 
 from __future__ import annotations
 
@@ -10,15 +10,32 @@ from typing import Any
 import redis.asyncio as redis
 from redis.exceptions import RedisError
 
+from contracts.token_stream import StreamsUnavailable
+
+from .kafka import Publisher, PublishError
 from .settings import Settings
 from .stack.policy import pipeline_gap
 from .stack.state import STACK_FILE_VARIABLE, read_state
+from .stream_redis import RedisTokenStreams
 from .worker_feed_redis import WorkerFeed
 
 #: The scheduler refreshes this hash and lets it expire soon after it stops.
 DEPTH_KEY = "hr:queue:depth"
 
 _RECENT_EVENTS = 32
+
+
+async def services_not_ready(streams: RedisTokenStreams, publisher: Publisher) -> str | None:
+    """Why a role that puts requests in cannot: what it is connected to does not answer; or None."""
+    try:
+        await streams.ping()
+    except StreamsUnavailable:
+        return "Redis does not answer"
+    try:
+        await publisher.ping()
+    except PublishError:
+        return "Kafka does not answer"
+    return None
 
 
 async def pipeline_not_ready(client: redis.Redis, settings: Settings) -> str | None:

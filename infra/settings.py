@@ -463,10 +463,71 @@ class HistorySettings(_Section):
     Attributes:
         retention_seconds: a conversation nobody adds to is forgotten after so long.
         max_turns: turns of one conversation that are kept and used as context.
+        tenant_conversations: conversations that a tenant makes and keeps; the oldest make room.
     """
 
     retention_seconds: int = Field(default=30 * 86_400, ge=60)
     max_turns: int = Field(default=200, ge=1)
+    tenant_conversations: int = Field(default=5_000, ge=1)
+
+
+class StoredSettings(_Section):
+    """What ``store: true`` keeps.
+
+    Attributes:
+        retention_seconds: lifetime of a reply after its end.
+        tenant_replies: replies of a tenant that are kept, of each kind; the oldest make room.
+    """
+
+    retention_seconds: int = Field(default=30 * 86_400, ge=60)
+    tenant_replies: int = Field(default=5_000, ge=1)
+
+
+class FileSettings(_Section):
+    """Files (docs/BATCH.md).
+
+    Attributes:
+        url: where their content is: a folder, or a URL that fsspec knows (``s3://bucket/folder``); None = the
+            folder ``files`` in the data folder.
+        max_bytes: largest upload.
+        tenant_bytes: largest sum of a tenant's files at which it may still upload.
+        tenant_files: most files of a tenant at which it may still upload.
+        retention_seconds: lifetime of a file whose call asks for none.
+        idle_seconds: an upload of which nothing comes for so long is refused.
+    """
+
+    url: str | None = None
+    max_bytes: int = Field(default=200_000_000, ge=1024)
+    tenant_bytes: int = Field(default=10 * 1024**3, ge=1024)
+    tenant_files: int = Field(default=2_000, ge=1)
+    retention_seconds: int = Field(default=30 * 86_400, ge=1, le=30 * 86_400)
+    idle_seconds: float = Field(default=30.0, gt=0)
+
+
+class BatchSettings(_Section):
+    """Batches (docs/BATCH.md).
+
+    Attributes:
+        max_lines: requests of one batch.
+        max_line_bytes: bytes of one line.
+        tenant_batches: most batches of a tenant, ended ones that are still kept included.
+        retention_seconds: how long a batch is kept after its completion window.
+        in_flight: lines that one runner has in the pipeline at once.
+        unmoderated: of these, at most so many that moderation has not seen yet: what a chat waits for there.
+        at_once: batches that one runner has in hand.
+        lease_seconds: a runner that has not renewed its hold on a batch for so long counts as dead.
+        flush_seconds: how long results gather before they go to the storage.
+    """
+
+    max_lines: int = Field(default=50_000, ge=1)
+    max_line_bytes: int = Field(default=1024 * 1024, ge=1024)
+    tenant_batches: int = Field(default=2_000, ge=1)
+    retention_seconds: int = Field(default=30 * 86_400, ge=60)
+    in_flight: int = Field(default=32, ge=1)
+    unmoderated: int = Field(default=2, ge=1)
+    at_once: int = Field(default=16, ge=1)
+    lease_seconds: float = Field(default=5.0, gt=0)
+    flush_seconds: float = Field(default=1.0, gt=0)
 
 
 class Settings(_Section):
@@ -482,6 +543,9 @@ class Settings(_Section):
     worker: WorkerSettings = WorkerSettings()
     history: HistorySettings = HistorySettings()
     overload: OverloadSettings = OverloadSettings()
+    stored: StoredSettings = StoredSettings()
+    files: FileSettings = FileSettings()
+    batch: BatchSettings = BatchSettings()
     limits: LimitStoreSettings = LimitStoreSettings()
     models: dict[str, ModelSettings]
     tiers: dict[str, TierSettings]
@@ -548,6 +612,14 @@ class Settings(_Section):
     def queue_limit(self, tier: TierSettings) -> int:
         """Waiting requests of its class from which new ones of a tier are refused."""
         return self.scheduler.queue_limit if tier.queue_limit is None else tier.queue_limit
+
+    def line_tier(self, tier: str) -> str | None:
+        """The tier that lines of a batch count as: its creator's, if that is one for batches, else the first.
+
+        None where there is no tier of class ``batch``.
+        """
+        batch = [name for name, t in self.tiers.items() if t.queue_class is QueueClass.BATCH]
+        return tier if tier in batch else next(iter(batch), None)
 
     @property
     def limits_redis(self) -> RedisSettings:

@@ -180,6 +180,14 @@ class RedisTokenStreams:
             pipe.execute_command("ZREM", OPEN_KEY, *request_ids)
             await pipe.execute()
 
+    async def shorten(self, request_ids: Sequence[str], seconds: int) -> None:
+        """Let these sealed streams, and the memory of them, live only so long from now on."""
+        async with reachable(), self._redis.pipeline(transaction=False) as pipe:
+            for rid in request_ids:
+                pipe.expire(stream_key(rid), seconds)
+                pipe.expire(_owner_key(rid), seconds)
+            await pipe.execute()
+
     async def read(self, request_id: str, after: StreamId, limit: int) -> list[StreamEntry]:
         """See :class:`contracts.token_stream.TokenStreams`."""
         if after.is_seal:
@@ -227,6 +235,11 @@ class RedisTokenStreams:
         async with reachable():
             raw = await self._redis.get(_owner_key(request_id))
         return None if raw is None else Owner.model_validate_json(raw)
+
+    async def disown(self, request_id: str) -> None:
+        """Forget who may read the stream: nobody finds it any more. Who reads it goes on."""
+        async with reachable():
+            await self._redis.delete(_owner_key(request_id))
 
     async def renew_leases(self, request_ids: Sequence[str], worker_id: str) -> None:
         """Keep the leases of requests whose tokens come, and their streams alive.

@@ -63,6 +63,13 @@ REAPED = Counter("headrace_reaped_total", "Open requests ended by the reaper", [
 COMMITS_FAILING = Gauge(
     "headrace_commits_failing_seconds", "How long no Kafka position could be committed; 0 is well"
 )
+BATCHES = Counter("headrace_batches_total", "Batches that are over", ["status"])
+BATCH_LINES = Counter(
+    "headrace_batch_lines_total", "Lines of batches with a result on the storage", ["result"]
+)
+BATCH_LINES_RUNNING = Gauge(
+    "headrace_batch_lines_running", "Lines this batch runner has in the pipeline"
+)
 READERS = Gauge("headrace_readers", "Readers of token streams in this process")
 CATCH_UPS = Counter("headrace_reader_catch_ups_total", "Readers that fell behind and read from Redis")
 SOCKETS = Gauge("headrace_sockets", "Open websockets")

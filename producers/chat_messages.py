@@ -6,6 +6,7 @@ parts of one message are joined by a newline. Images, audio, files and tools are
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final, Literal, cast
 
 from contracts.records import Message
@@ -18,6 +19,34 @@ MAX_NAME_CHARACTERS: Final = 64
 
 _ROLES: Final = ("system", "developer", "user", "assistant")
 _TOOL_FIELDS: Final = ("tool_calls", "function_call", "tool_call_id")
+
+_PART_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+}
+#: What :func:`parse_messages` takes, for the OpenAPI document.
+MESSAGES_SCHEMA: Final[dict[str, Any]] = {
+    "type": "array",
+    "minItems": 1,
+    "maxItems": MAX_MESSAGES,
+    "items": {
+        "type": "object",
+        "required": ["role", "content"],
+        "properties": {
+            "role": {"enum": list(_ROLES)},
+            "content": {
+                "anyOf": [
+                    {"type": "string"},
+                    {"type": "array", "minItems": 1, "maxItems": MAX_PARTS, "items": _PART_SCHEMA},
+                ]
+            },
+            "name": {"type": ["string", "null"], "minLength": 1, "maxLength": MAX_NAME_CHARACTERS},
+            **{field: {"enum": [None, []], "description": "Not supported."} for field in _TOOL_FIELDS},
+            "audio": {"type": "null", "description": "Not supported."},
+        },
+    },
+}
 
 
 def is_unicode(text: str) -> bool:
@@ -59,25 +88,30 @@ def _message(raw: object, where: str) -> Message:
         raise unsupported(f"{where}.audio", "audio is")
     return Message(
         role=cast(Literal["system", "developer", "user", "assistant"], role),
-        content=_content(raw.get("content"), f"{where}.content"),
+        content=parse_text(raw.get("content"), f"{where}.content"),
         name=_name(raw.get("name"), f"{where}.name"),
     )
 
 
-def _content(raw: object, where: str) -> str:
+def parse_text(raw: object, where: str, part_types: Collection[str] = ("text",)) -> str:
+    """Text, or a list of parts with texts of these types, which are joined by newlines.
+
+    Raises:
+        ApiError: 400 that names the part.
+    """
     if isinstance(raw, list):
         if not 1 <= len(raw) <= MAX_PARTS:
             raise invalid(where, f"must hold 1 to {MAX_PARTS} parts.")
-        return "\n".join([_part(part, f"{where}[{i}]") for i, part in enumerate(raw)])
+        return "\n".join([_part(part, f"{where}[{i}]", part_types) for i, part in enumerate(raw)])
     if not isinstance(raw, str):
         raise invalid(where, "must be a string or a list of text parts.")
     return _text(raw, where)
 
 
-def _part(raw: Any, where: str) -> str:
+def _part(raw: Any, where: str, part_types: Collection[str]) -> str:
     if not isinstance(raw, dict) or not isinstance(raw.get("type"), str):
         raise invalid(where, "must be an object with a type.")
-    if raw["type"] != "text":
+    if raw["type"] not in part_types:
         raise unsupported(where, "parts other than text are")
     if not isinstance(raw.get("text"), str):
         raise invalid(f"{where}.text", "must be a string.")

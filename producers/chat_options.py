@@ -12,12 +12,12 @@ from typing import Annotated, Any, Final, Literal
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from contracts.errors import ApiError
-from contracts.identity import is_user_name
+from contracts.identity import USER_NAME_PATTERN, is_user_name
 from infra.settings import MAX_LEAVE_GRACE_SECONDS
 
 from .chat_messages import is_unicode
-from .refusals import invalid
+from .metadata import Metadata
+from .refusals import invalid, refused_field
 
 MAX_STOPS: Final = 4
 MAX_STOP_CHARACTERS: Final = 256
@@ -85,20 +85,21 @@ def _schema(raw: object) -> dict[str, Any]:
     return raw
 
 
-def _metadata(raw: object) -> None:
-    if raw is not None and not (
-        isinstance(raw, dict)
-        and len(raw) <= 16
-        and all(isinstance(k, str) and len(k) <= 64 and is_unicode(k) for k in raw)
-        and all(isinstance(v, str) and len(v) <= 512 and is_unicode(v) for v in raw.values())
-    ):
-        raise ValueError("must be an object of at most 16 strings of 512 characters, keys of 64.")
-
-
 def _conversation(raw: object) -> object:
     if raw is not None and not is_user_name(raw):
         raise ValueError("must be 1 to 64 of A-Z a-z 0-9 _ -.")
     return raw
+
+
+# What the fields with a validator of their own take, for the OpenAPI document.
+_Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+_Stops = _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS)] | None
+_TokenId = Annotated[str, Field(pattern=f"^({_TOKEN_ID.pattern})$")]
+_Bias = Annotated[
+    dict[_TokenId, Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=MAX_BIASED_TOKENS, json_schema_extra={"additionalProperties": False}),
+]
+_UserName = Annotated[str, Field(pattern=f"^{USER_NAME_PATTERN}$")]
 
 
 class _Strict(BaseModel):
@@ -126,7 +127,7 @@ class ChatOptions(_Strict):
     top_k: Annotated[int, Field(ge=-1, le=_INT32)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    stop: Annotated[list[str] | None, BeforeValidator(_stops)] = None
+    stop: Annotated[list[str] | None, BeforeValidator(_stops, json_schema_input_type=_Stops)] = None
     max_tokens: Annotated[int, Field(ge=1, le=_INT32)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=_INT32)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=_INT32)] | None = None
@@ -136,15 +137,20 @@ class ChatOptions(_Strict):
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    logit_bias: Annotated[dict[int, float] | None, BeforeValidator(_bias)] = None
+    logit_bias: Annotated[
+        dict[int, float] | None, BeforeValidator(_bias, json_schema_input_type=_Bias | None)
+    ] = None
     ignore_eos: bool | None = None
     response_format: _ResponseFormat | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
-    conversation_id: Annotated[str | None, BeforeValidator(_conversation)] = None
+    conversation_id: Annotated[
+        str | None, BeforeValidator(_conversation, json_schema_input_type=_UserName | None)
+    ] = None
     leave_grace_seconds: Annotated[float, Field(ge=0, le=MAX_LEAVE_GRACE_SECONDS)] | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
-    metadata: Annotated[None, BeforeValidator(_metadata)] = None
+    metadata: Metadata = None
+    store: bool | None = None
 
 
 def parse_options(body: dict[str, Any]) -> ChatOptions:
@@ -156,7 +162,7 @@ def parse_options(body: dict[str, Any]) -> ChatOptions:
     try:
         options = ChatOptions.model_validate(body)
     except ValidationError as error:
-        raise _refusal(error) from None
+        raise refused_field(error) from None
     if options.stream_options is not None and not options.stream:
         raise invalid("stream_options", "is only allowed with 'stream': true.")
     if options.top_logprobs is not None and not options.logprobs:
@@ -165,15 +171,3 @@ def parse_options(body: dict[str, Any]) -> ChatOptions:
     if wanted is not None and wanted.type == "json_schema" and wanted.json_schema is None:
         raise invalid("response_format.json_schema", "is required with type json_schema.")
     return options
-
-
-def _refusal(error: ValidationError) -> ApiError:
-    """The first failure, in the API's words. ``loc`` holds our field names and list indices only."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    param = ""
-    for part in first["loc"]:
-        param += f"[{part}]" if isinstance(part, int) else f".{part}" if param else part
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] != "value_error":
-        message = f"{message[:1].lower()}{message[1:]}."
-    return invalid(param, message)

@@ -12,10 +12,11 @@ from typing import Any, Final
 
 from contracts.errors import ApiError, ErrorCode
 from contracts.identity import Principal
+from contracts.keep import Keep
 from contracts.records import Message, Sampling
 from infra.settings import ModelSettings, Settings, TierSettings
 
-from .chat_messages import parse_messages
+from .chat_messages import MESSAGES_SCHEMA, parse_messages
 from .chat_options import ChatOptions, parse_options
 from .refusals import invalid, unsupported
 
@@ -30,8 +31,32 @@ _UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "prediction": (),
     "web_search_options": (),
 }
+#: Parameters that a stored completion shows again.
+ECHOED_PARAMETERS: Final = (
+    "temperature",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+)
 #: Model names that are safe to repeat in a message.
 _PRINTABLE_MODEL: Final = re.compile(r"[A-Za-z0-9._:/@-]{1,64}", re.ASCII)
+
+
+def chat_body_schema() -> dict[str, Any]:
+    """JSON schema of the bodies that :func:`parse_chat_request` takes, for the OpenAPI document."""
+    schema = ChatOptions.model_json_schema(ref_template="#/components/schemas/{model}")
+    refused = {
+        field: {"enum": [None, *nothing], "description": "Not supported."}
+        for field, nothing in _UNSUPPORTED.items()
+    }
+    named = {"model": {"type": "string", "minLength": 1}, "messages": MESSAGES_SCHEMA}
+    return schema | {
+        "title": "ChatCompletionRequest",
+        "description": "A chat completion body. Fields that are not listed are ignored; null means absent.",
+        "required": list(named),
+        "properties": named | schema["properties"] | refused,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +69,7 @@ class ChatRequest:
         stream: whether the client asked for a stream (HTTP only; the websocket always streams).
         include_usage: whether the stream ends with a usage chunk.
         leave_grace_ms: how long it goes on without a reader; None = to its end.
+        keep: what is to be stored of it; None = nothing.
     """
 
     model: str
@@ -54,6 +80,7 @@ class ChatRequest:
     include_usage: bool
     conversation_id: str | None
     leave_grace_ms: int | None
+    keep: Keep | None = None
 
 
 def parse_chat_request(body: object, settings: Settings, principal: Principal) -> ChatRequest:
@@ -86,6 +113,7 @@ def parse_chat_request(body: object, settings: Settings, principal: Principal) -
         include_usage=options.stream_options is not None and bool(options.stream_options.include_usage),
         conversation_id=options.conversation_id,
         leave_grace_ms=_leave_grace_ms(options, settings, principal),
+        keep=_keep(options),
     )
 
 
@@ -152,6 +180,13 @@ def _sampling(options: ChatOptions, model: ModelSettings, settings: Settings) ->
     }
     present = {name: value for name, value in given.items() if value is not None}
     return Sampling(max_tokens=limit, min_tokens=least, **present)
+
+
+def _keep(options: ChatOptions) -> Keep | None:
+    if not options.store:
+        return None
+    params = options.model_dump(include=set(ECHOED_PARAMETERS), exclude_none=True)
+    return Keep(kind="chat.completion", metadata=options.metadata or {}, params=params)
 
 
 def _leave_grace_ms(options: ChatOptions, settings: Settings, principal: Principal) -> int | None:

@@ -13,6 +13,7 @@ from typing import Final
 from contracts.conversation import Turn, context_messages, turn_of_reply
 from contracts.entries import Terminal
 from contracts.errors import ApiError, ErrorCode, error_body
+from contracts.identity import time_part
 from contracts.records import Message
 from contracts.reply import Reply
 from contracts.tiers import Status
@@ -63,6 +64,15 @@ class ConversationContext:
             raise
         return context_messages(turns, self._settings.history.max_turns)
 
+    async def turns(self, tenant: str, conversation_id: str) -> list[Turn]:
+        """The turns that count, oldest first, as far as they have ended."""
+        turns, pending = await self._conversations.load(tenant, conversation_id)
+        last_ids = await self._streams.last_ids(list(pending))
+        for (request_id, messages), last_id in zip(pending.items(), last_ids, strict=True):
+            if last_id is not None and last_id.is_seal:
+                turns += await self._ended(request_id, messages)
+        return sorted((t for t in turns if t.counts), key=lambda turn: time_part(turn.request_id))
+
     async def release(self, tenant: str, conversation_id: str, request_id: str) -> None:
         """Take the note back: the request was not accepted. A lost note only makes the next one wait."""
         try:
@@ -86,11 +96,13 @@ class ConversationContext:
                 continue
             if not last_id.is_seal and not await self._expire(request_id, now_ms):
                 raise _busy()
-            reply = Reply().extend(await self._streams.read_all(request_id))
-            turn = turn_of_reply(request_id, messages, reply)
-            if turn is not None:
-                turns.append(turn)
+            turns += await self._ended(request_id, messages)
         return turns
+
+    async def _ended(self, request_id: str, messages: list[Message]) -> list[Turn]:
+        reply = Reply().extend(await self._streams.read_all(request_id))
+        turn = turn_of_reply(request_id, messages, reply)
+        return [turn] if turn is not None else []
 
     async def _expire(self, request_id: str, now_ms: int) -> bool:
         """End a request that nothing has started within its deadline, so that it blocks nobody.

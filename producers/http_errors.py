@@ -9,9 +9,11 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 from contracts.errors import ApiError, ErrorBody, ErrorCode
 from contracts.token_stream import StreamsUnavailable
+from infra.file_storage_fsspec import StorageUnavailable
 from infra.telemetry import REFUSED_CALLS
 from streaming_edge.json_text import json_text
 
@@ -70,18 +72,26 @@ async def _api_error(_: Request, error: Exception) -> Response:
     return refusal_response(error)
 
 
-async def _streams_unavailable(_: Request, error: Exception) -> Response:
-    log.warning("Redis cannot be reached", extra={"error": str(error)[:200]})
+async def _store_unavailable(_: Request, error: Exception) -> Response:
+    log.warning("a store cannot be reached", extra={"error": str(error)[:200]})
     return refusal_response(unavailable())
 
 
-async def _http_exception(_: Request, error: Exception) -> Response:
+async def _http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     known = _BY_STATUS.get(error.status_code)
     code, message = known or (ErrorCode.INVALID_REQUEST, "The request cannot be answered.")
     REFUSED_CALLS.labels(code.value).inc()
-    body = ApiError(code, message).body
-    return error_response(body, status=error.status_code, headers=dict(error.headers or {}))
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(sorted(_methods(request)))
+    return error_response(ApiError(code, message).body, status=error.status_code, headers=headers)
+
+
+def _methods(request: Request) -> set[str]:
+    """What the address answers. The framework names the methods of the first of its routes alone."""
+    found = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+    return {method for route in found for method in getattr(route, "methods", None) or ()}
 
 
 async def _validation_error(_: Request, error: Exception) -> Response:
@@ -91,6 +101,7 @@ async def _validation_error(_: Request, error: Exception) -> Response:
 def install_error_handlers(app: FastAPI) -> None:
     """Answer the framework's own errors and ours alike."""
     app.add_exception_handler(ApiError, _api_error)
-    app.add_exception_handler(StreamsUnavailable, _streams_unavailable)
+    app.add_exception_handler(StreamsUnavailable, _store_unavailable)
+    app.add_exception_handler(StorageUnavailable, _store_unavailable)
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(RequestValidationError, _validation_error)

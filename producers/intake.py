@@ -19,12 +19,15 @@ from redis.exceptions import RedisError
 from contracts.entries import Accepted, Terminal
 from contracts.errors import ApiError, ErrorCode, error_body
 from contracts.identity import Principal, is_request_id, make_request_id
+from contracts.keep import ReplyKind
 from contracts.limits import Admission, RateLimits
 from contracts.records import Message, RequestRecord
+from contracts.stored_reply import StoredReply, reply_in_progress
 from contracts.tiers import Status
 from contracts.token_stream import StreamsUnavailable
 from infra.kafka import Publisher, PublishError
 from infra.settings import Settings
+from infra.stored_replies_redis import StoredReplies
 from infra.stream_redis import Owner, RedisTokenStreams
 from infra.telemetry import ACCEPTED_REQUESTS, REFUSED_CALLS, trace_headers
 
@@ -40,6 +43,11 @@ log = logging.getLogger(__name__)
 
 #: How long a submission waits for its turn in a crowd; then it is refused, before anything is done for it.
 TURN_SECONDS: Final = 20.0
+#: Where a kept reply is read.
+_STORED_AT: Final[dict[ReplyKind, str]] = {
+    "chat.completion": "/v1/chat/completions",
+    "response": "/v1/responses",
+}
 #: Largest serialised request: below what the topics take, with room for key, headers and framing.
 MAX_RECORD_BYTES: Final = 8 * 1024 * 1024 - 64 * 1024
 
@@ -62,6 +70,10 @@ def unavailable() -> ApiError:
     )
 
 
+def _no_such_request() -> ApiError:
+    return ApiError(ErrorCode.NOT_FOUND, "There is no such request.")
+
+
 class PipelineIntake:
     """Implements :class:`streaming_edge.protocols.Intake` for gateway and edge alike.
 
@@ -79,6 +91,7 @@ class PipelineIntake:
         keys: IdempotencyKeys,
         degradation: Degradation,
         limits: Limits,
+        kept: StoredReplies,
         *,
         now_ms: Callable[[], int] = unix_ms,
     ) -> None:
@@ -90,6 +103,7 @@ class PipelineIntake:
         self._keys = keys
         self._degradation = degradation
         self._limits = limits
+        self._kept = kept
         self._now_ms = now_ms
         # A crowd waits here, in order, rather than for connections to Redis, of which there may be too few.
         self._turns = asyncio.Semaphore(max(1, settings.redis.max_connections // 2))
@@ -123,9 +137,17 @@ class PipelineIntake:
         *,
         traceparent: str | None = None,
         once: Once | None = None,
+        request_id: str | None = None,
     ) -> Admission:
-        """:meth:`accept` for a body that is validated already; does not count refusals."""
-        task = asyncio.create_task(self._submit_in_turn(principal, request, traceparent, once))
+        """:meth:`accept` for a body that is validated already; does not count refusals.
+
+        Args:
+            request_id: of a request that whoever repeats it names again: a repeat changes nothing. None makes
+                a new one.
+        """
+        task = asyncio.create_task(
+            self._submit_in_turn(principal, request, traceparent, once, request_id)
+        )
         self._submitting.add(task)
         task.add_done_callback(self._submitted)
         return await asyncio.shield(task)
@@ -137,31 +159,34 @@ class PipelineIntake:
 
     async def cancel(self, principal: Principal, request_id: str) -> None:
         """See :class:`streaming_edge.protocols.Intake`."""
-        await self._owned(principal, request_id)
+        if await self._owner(principal, request_id) is None:
+            raise _no_such_request()
         async with _available():
             await self._streams.seal(request_id, Terminal(status=Status.CANCELLED))
 
     async def authorize(self, principal: Principal, request_id: str) -> None:
         """See :class:`streaming_edge.protocols.Intake`."""
-        owner = await self._owned(principal, request_id)
+        owner = await self._owner(principal, request_id)
         async with _available():
-            last_id = (await self._streams.last_ids([request_id]))[0]
-        if last_id is None:
-            where = (
-                f"its answer is stored in conversation '{owner.conversation_id}'."
-                if owner.conversation_id is not None
-                else "it belonged to no conversation, so its answer is not stored."
-            )
-            raise ApiError(ErrorCode.STREAM_EXPIRED, f"The stream of this request has expired; {where}")
+            if owner is not None and (await self._streams.last_ids([request_id]))[0] is not None:
+                return
+            kept = await self._kept.get(principal.tenant, request_id)
+        if owner is None and kept is None:
+            raise _no_such_request()
+        if kept is not None and kept.status is not None:
+            where = f"its answer is stored: GET {_STORED_AT[kept.kind]}/{request_id}."
+        elif owner is not None and owner.conversation_id is not None:
+            where = f"its answer is stored in conversation '{owner.conversation_id}'."
+        else:
+            where = "it belonged to no conversation, so its answer is not stored."
+        raise ApiError(ErrorCode.STREAM_EXPIRED, f"The stream of this request has expired; {where}")
 
-    async def _owned(self, principal: Principal, request_id: str) -> Owner:
-        owner: Owner | None = None
-        if is_request_id(request_id):
-            async with _available():
-                owner = await self._streams.owner(request_id)
-        if owner is None or owner.tenant != principal.tenant:
-            raise ApiError(ErrorCode.NOT_FOUND, "There is no such request.")
-        return owner
+    async def _owner(self, principal: Principal, request_id: str) -> Owner | None:
+        if not is_request_id(request_id):
+            return None
+        async with _available():
+            owner = await self._streams.owner(request_id)
+        return owner if owner is not None and owner.tenant == principal.tenant else None
 
     def _submitted(self, task: asyncio.Task[Admission]) -> None:
         self._submitting.discard(task)
@@ -169,7 +194,12 @@ class PipelineIntake:
             task.exception()  # whoever waited has it; a caller that left does not want it
 
     async def _submit_in_turn(
-        self, principal: Principal, request: ChatRequest, traceparent: str | None, once: Once | None
+        self,
+        principal: Principal,
+        request: ChatRequest,
+        traceparent: str | None,
+        once: Once | None,
+        request_id: str | None,
     ) -> Admission:
         try:
             async with asyncio.timeout(TURN_SECONDS):
@@ -177,16 +207,21 @@ class PipelineIntake:
         except TimeoutError:
             raise unavailable() from None
         try:
-            return await self._submit_once(principal, request, traceparent, once)
+            return await self._submit_once(principal, request, traceparent, once, request_id)
         finally:
             self._turns.release()
 
     async def _submit_once(
-        self, principal: Principal, request: ChatRequest, traceparent: str | None, once: Once | None
+        self,
+        principal: Principal,
+        request: ChatRequest,
+        traceparent: str | None,
+        once: Once | None,
+        request_id: str | None,
     ) -> Admission:
         """Accept, unless a call with the same idempotency key was accepted before."""
         now_ms = self._now_ms()
-        request_id = make_request_id(now_ms, secrets.token_bytes(10))
+        request_id = request_id or make_request_id(now_ms, secrets.token_bytes(10))
         if once is not None:
             async with _available():
                 earlier = await self._keys.claim(principal.tenant, once, request_id)
@@ -273,6 +308,7 @@ class PipelineIntake:
             turn=request.messages,
             leave_grace_ms=request.leave_grace_ms,
             degraded=terms.degraded,
+            keep=request.keep,
             sampling=request.sampling,
             messages=messages,
             max_tokens_cap=terms.max_tokens_cap,
@@ -288,6 +324,7 @@ class PipelineIntake:
                 f"at most {MAX_RECORD_BYTES} are possible.",
                 param="messages",
             )
+        reply = reply_in_progress(record)
         accepted = Accepted(
             tenant=record.tenant,
             key_id=record.key_id,
@@ -301,6 +338,8 @@ class PipelineIntake:
             degraded=record.degraded,
         )
         try:
+            if reply is not None:
+                await self._kept.put(reply)
             await self._streams.create(record.request_id, accepted)
             await self._publisher.send(
                 self._settings.kafka.topics.requests,
@@ -314,13 +353,15 @@ class PipelineIntake:
                 "request not accepted",
                 extra={"request_id": record.request_id, "error": type(error).__name__},
             )
-            await self._seal_unavailable(record.request_id)
+            await self._seal_unavailable(record.request_id, reply)
             raise unavailable() from error
 
-    async def _seal_unavailable(self, request_id: str) -> None:
+    async def _seal_unavailable(self, request_id: str, reply: StoredReply | None) -> None:
         error = error_body(ErrorCode.REQUEST_LOST, "The request could not be accepted.")
         try:
             await self._streams.seal(request_id, Terminal(status=Status.FAILED, error=error))
+            if reply is not None:
+                await self._kept.drop(request_id)
         except (StreamsUnavailable, RedisError) as failure:
             log.error(
                 "stream of a refused request left open",

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from contracts.limits import Allowance, RateLimits
+
+#: What the headers say, for the OpenAPI document.
+RATE_LIMIT_HEADERS: Final = {
+    f"x-ratelimit-{part}-{kind}": text.format(kind)
+    for kind in ("requests", "tokens")
+    for part, text in (
+        ("limit", "The caller's limit of {} a minute."),
+        ("remaining", "What is left of it."),
+        ("reset", "When it is whole again, as in 6m0s."),
+    )
+}
 
 
 def limit_headers(rate_limits: RateLimits) -> dict[str, str]:

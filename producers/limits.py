@@ -54,13 +54,19 @@ def scopes_of(settings: Settings, principal: Principal) -> list[LimitScope]:
     """The scopes in which a caller has limits: its key, its tenant, its tier.
 
     A tenant has batches beside other requests: its enqueued tokens bound the batches, its permits and limits
-    per minute the others.
+    per minute the others. A key whose lines count as another tier than its calls has its limits once for
+    each.
     """
     tier = tier_of(settings, principal)
-    own = next((key.limits for key in settings.keys if key.id == principal.key_id), None)
+    key = next((key for key in settings.keys if key.id == principal.key_id), None)
+    own = key.limits if key is not None else None
+    name = f"key:{principal.key_id}"
+    if key is not None and key.tier != principal.tier:
+        name = f"lines:{principal.key_id}"
+        own = own.model_copy(update=dict.fromkeys(_NOT_OF_BATCHES)) if own is not None else None
     tenant = settings.tenants.get(principal.tenant)
     scopes = [
-        LimitScope(f"key:{principal.key_id}", own if own is not None else tier.limits),
+        LimitScope(name, own if own is not None else tier.limits),
         LimitScope(f"tier:{principal.tier}", tier.tier_limits),
     ]
     if tenant is not None:

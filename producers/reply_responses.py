@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from contracts.degraded import Degraded
 from contracts.entries import StreamEntry, Text
 from contracts.errors import ApiError, ErrorBody, ErrorCode, error_body
 from contracts.stream_ids import MODERATED, START, StreamId
@@ -105,7 +107,8 @@ class ReplyResponse(Response):
             await self._fail_started(body, send)
             return
         response = JsonResponse({"error": body.model_dump()}, status_code=303)
-        response.headers["location"] = where if scope["method"] == "GET" else f"completions/{where}"
+        inside = scope["path"].startswith(_PATH)
+        response.headers["location"] = where if inside else f"completions/{where}"
         await response(scope, receive, send)
 
     def _where(self) -> str:
@@ -151,7 +154,7 @@ class EventStreamReply(ReplyResponse):
             if error is not None and self._after < MODERATED:
                 await self._fail(error, scope, receive, send)
                 return
-        headers = [*_SSE_HEADERS, *_raw(degraded_header(reader.facts))]
+        headers = [*_SSE_HEADERS, *_raw(degraded_header(reader.facts.degraded))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._started = True
         if first:
@@ -179,8 +182,16 @@ class EventStreamReply(ReplyResponse):
 class WholeReply(ReplyResponse):
     """The reply as one ``chat.completion`` object, once it is complete."""
 
-    def __init__(self, services: ReplyServices, facts: ReplyFacts, span: ChatSpan) -> None:
+    def __init__(
+        self,
+        services: ReplyServices,
+        facts: ReplyFacts,
+        span: ChatSpan,
+        more: Mapping[str, object] | None = None,
+    ) -> None:
+        """Prepare; ``more`` are fields that the object has beyond those of a completion."""
         super().__init__(services, facts, span, START)
+        self._more = more or {}
 
     async def _answer(self, reader: ReplyReader, scope: Scope, receive: Receive, send: Send) -> None:
         builder = CompletionBuilder()
@@ -191,16 +202,17 @@ class WholeReply(ReplyResponse):
             await self._fail(error, scope, receive, send)
             return
         self._started = True
-        headers = degraded_header(reader.facts)
-        await JsonResponse(builder.completion(reader.facts), headers=headers)(scope, receive, send)
+        headers = degraded_header(reader.facts.degraded)
+        completion = builder.completion(reader.facts) | dict(self._more)
+        await JsonResponse(completion, headers=headers)(scope, receive, send)
 
     async def _fail_started(self, body: ErrorBody, send: Send) -> None:
         """Nothing to add: the one message of the answer is out, or the client is gone."""
 
 
-def degraded_header(facts: ReplyFacts) -> dict[str, str]:
+def degraded_header(degraded: Degraded | None) -> dict[str, str]:
     """``x-headrace-degraded`` with the step of the overload ladder, where the reply is less for it."""
-    return {DEGRADED_HEADER: facts.degraded.step} if facts.degraded is not None else {}
+    return {DEGRADED_HEADER: degraded.step} if degraded is not None else {}
 
 
 def _raw(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:

@@ -7,21 +7,27 @@ import logging
 import socket
 from typing import Final
 
-from contracts.token_stream import StreamsUnavailable
-from infra.kafka import Publisher, PublishError
+from infra.batches_redis import Batches
+from infra.file_storage_fsspec import make_file_storage
+from infra.files_redis import Files
+from infra.kafka import Publisher
 from infra.listeners import bind_listener
 from infra.live_settings import LiveSettings
-from infra.pipeline_health import pipeline_not_ready
+from infra.pipeline_health import pipeline_not_ready, services_not_ready
 from infra.presence_redis import ReaderPresence
 from infra.role import DRAINING
 from infra.settings import Settings
+from infra.stored_replies_redis import StoredReplies
 from infra.stream_redis import RedisTokenStreams, connect
 from streaming_edge.hub import Hub
 
+from .batch.routes_batches import BatchDesk
+from .batch.routes_files import FileDesk
 from .gateway_fastapi import make_app
 from .http_server import HttpServer, drop_clients_that_take_nothing
+from .moderations import ModerationDesk
 from .replies import Replies
-from .wiring import WiredIntake, make_door, make_intake
+from .wiring import WiredIntake, make_conversation_desk, make_door, make_intake
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +65,7 @@ class GatewayRole:
         presence = ReaderPresence(self._client)
         self._hub = Hub(self._streams, self._reader_client, settings.edge.buffer_entries, presence)
         self._replies = Replies()
+        self._moderations = ModerationDesk(settings.moderation)
         self._intake: WiredIntake | None = None
         self._server: HttpServer | None = None
 
@@ -77,6 +84,7 @@ class GatewayRole:
         door = make_door(self._live.current)
         for part in (intake, door):
             self._live.subscribe(part.reconfigure)
+        files = Files(self._client)
         app = make_app(
             self._live,
             door=door,
@@ -84,6 +92,11 @@ class GatewayRole:
             streams=self._streams,
             hub=self._hub,
             replies=self._replies,
+            files=FileDesk(self._live, files, make_file_storage(self._settings.files)),
+            batches=BatchDesk(self._live, files, Batches(self._client, self._settings.batch)),
+            kept=StoredReplies(self._client, self._settings.stored),
+            conversations=make_conversation_desk(self._settings, self._client, self._streams),
+            moderations=self._moderations,
             not_ready=self._cannot_answer,
         )
         inherited = self._inherited
@@ -97,15 +110,7 @@ class GatewayRole:
         """See :class:`infra.role.Role`."""
         if self._draining:
             return DRAINING
-        try:
-            await self._streams.ping()
-        except StreamsUnavailable:
-            return "Redis does not answer"
-        try:
-            await self._publisher.ping()
-        except PublishError:
-            return "Kafka does not answer"
-        return self._hub.not_ready()
+        return await services_not_ready(self._streams, self._publisher) or self._hub.not_ready()
 
     async def _cannot_answer(self) -> str | None:
         """What the public ``/readyz`` says: why a request accepted now might not be answered soon."""
@@ -137,6 +142,7 @@ class GatewayRole:
             await self._server.stop()
         if self._intake is not None:
             await self._intake.close()
+        self._moderations.close()
         await self._hub.stop()
         await self._publisher.stop()
         await self._reader_client.aclose()

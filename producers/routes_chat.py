@@ -17,11 +17,14 @@ from contracts.errors import ApiError, ErrorCode
 from contracts.stream_ids import MAX_PART, START, StreamId
 from infra.live_settings import LiveSettings
 from infra.stream_redis import RedisTokenStreams
-from streaming_edge.offsets import begun_choices, check_offset
+from streaming_edge.offsets import begun_choices, check_offset, parse_offset
 from streaming_edge.protocols import Door
 from streaming_edge.sse import ChatChunkEncoder
 
-from .chat_request import parse_chat_request
+from .api_document import ADMISSION_ERRORS, MODEL_ERRORS, REPLY_ERRORS, describe
+from .api_parameters import AFTER, IDEMPOTENCY_KEY, INCLUDE_USAGE, LAST_EVENT_ID, STREAM
+from .api_shapes import ChatCompletion, ChatCompletionChunk, RequestStatus
+from .chat_request import chat_body_schema, parse_chat_request
 from .chat_span import ChatSpan
 from .http_auth import authenticate
 from .http_body import read_json
@@ -29,10 +32,17 @@ from .http_errors import JsonResponse
 from .http_scope import name_request, note_rate_limits
 from .idempotency import once_of
 from .intake import PipelineIntake
-from .reply_responses import EventStreamReply, ReplyServices, WholeReply
+from .limit_headers import RATE_LIMIT_HEADERS
+from .reply_reading import ReplyReading, accepted_entry
+from .reply_responses import DEGRADED_HEADER, EventStreamReply, ReplyServices, WholeReply
 from .request_times import created_ms_of, reply_facts
+from .stored_shapes import StoredChatCompletion
 
 _BEFORE_SEAL: Final = StreamId(MAX_PART, MAX_PART - 1)
+_TAG: Final = "Chat"
+_DEGRADED: Final = {
+    DEGRADED_HEADER: "The step of the overload ladder that made the reply less than asked for."
+}
 _TRUE: Final = ("true", "1")
 _FALSE: Final = ("false", "0", "")
 
@@ -43,11 +53,25 @@ def make_chat_router(
     intake: PipelineIntake,
     streams: RedisTokenStreams,
     services: ReplyServices,
+    reading: ReplyReading,
 ) -> APIRouter:
     """The routes under ``/v1/chat/completions``."""
     router = APIRouter(prefix="/v1/chat/completions", redirect_slashes=False)
 
-    @router.post("")
+    @router.post(
+        "",
+        **describe(
+            "Create a chat completion",
+            tag=_TAG,
+            body=chat_body_schema(),
+            success=ChatCompletion,
+            events=ChatCompletionChunk,
+            moved=True,
+            headers=_DEGRADED | RATE_LIMIT_HEADERS,
+            parameters=(IDEMPOTENCY_KEY,),
+            errors=(*MODEL_ERRORS, *ADMISSION_ERRORS, *REPLY_ERRORS),
+        ),
+    )
     async def create(request: Request) -> Response:
         principal = authenticate(request, door)
         body = await read_json(request, live.current.http.max_body_bytes)
@@ -81,31 +105,59 @@ def make_chat_router(
         encoder = ChatChunkEncoder(request_id, chat.model, facts.created_ms // 1000, chat.include_usage)
         return EventStreamReply(services, facts, span, encoder, include_usage=chat.include_usage)
 
-    @router.get("/{request_id}")
+    @router.get(
+        "/{request_id}",
+        **describe(
+            "Read a reply again, or on after an offset",
+            tag=_TAG,
+            success=ChatCompletion | StoredChatCompletion,
+            events=ChatCompletionChunk,
+            moved=True,
+            headers=_DEGRADED,
+            parameters=(STREAM, INCLUDE_USAGE, AFTER, LAST_EVENT_ID),
+            errors=(
+                *REPLY_ERRORS,
+                ErrorCode.NOT_FOUND,
+                ErrorCode.INVALID_VALUE,
+                ErrorCode.INVALID_OFFSET,
+                ErrorCode.OFFSET_AHEAD,
+            ),
+        ),
+    )
     async def read(request: Request, request_id: str) -> Response:
         principal = authenticate(request, door)
         stream = _flag(request, "stream")
         include_usage = _flag(request, "include_usage")
-        offset = _offset(request) if stream else None
+        offset = _offset(request)
+        if not stream:
+            if offset is not None:
+                parse_offset(offset)
+            return await reading.whole(principal, request, request_id)
         await intake.authorize(principal, request_id)
         name_request(request.scope, request_id)
-        accepted = await _accepted(streams, request_id)
+        accepted = await accepted_entry(streams, request_id)
         facts = reply_facts(live.current, request_id, accepted)
         after, begun = START, None
         if offset is not None:
             after = await check_offset(streams, request_id, offset)
             if accepted.choices > 1:
                 begun = await begun_choices(streams, request_id, after)
-        span = ChatSpan("resume", facts.model, accepted.traceparent, stream=stream)
+        span = ChatSpan("resume", facts.model, accepted.traceparent, stream=True)
         span.name_request(request_id)
-        if not stream:
-            return WholeReply(services, facts, span)
         encoder = ChatChunkEncoder(
             request_id, facts.model, facts.created_ms // 1000, include_usage, after, begun
         )
         return EventStreamReply(services, facts, span, encoder, after, include_usage=include_usage)
 
-    @router.post("/{request_id}/cancel")
+    @router.post(
+        "/{request_id}/cancel",
+        **describe(
+            "End a request, wherever it is",
+            tag=_TAG,
+            success=RequestStatus,
+            errors=(ErrorCode.NOT_FOUND, ErrorCode.UNAVAILABLE),
+        ),
+    )
     async def cancel(request: Request, request_id: str) -> Response:
         principal = authenticate(request, door)
         await intake.cancel(principal, request_id)
@@ -115,13 +167,6 @@ def make_chat_router(
         return JsonResponse({"id": request_id, "object": "chat.completion.status", "status": status})
 
     return router
-
-
-async def _accepted(streams: RedisTokenStreams, request_id: str) -> Accepted:
-    first = await streams.read(request_id, START, 1)
-    if not first or not isinstance(first[0].entry, Accepted):
-        raise ApiError(ErrorCode.STREAM_EXPIRED, "The stream of this request has expired.")
-    return first[0].entry
 
 
 def _flag(request: Request, name: str) -> bool:

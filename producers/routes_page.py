@@ -15,6 +15,7 @@ from starlette.types import Scope
 
 from infra.settings import Settings
 
+from .api_document import describe
 from .http_errors import JsonResponse
 
 WEBSOCKET_PATH: Final = "/v1/ws"
@@ -67,11 +68,20 @@ def page_model(settings: Settings) -> str:
 def install_page(app: FastAPI, settings: Settings) -> None:
     """Serve the page at ``/``."""
 
-    @app.get("/")
+    @app.get(
+        "/",
+        **describe(
+            "The chat page",
+            tag="Page",
+            success={"type": "string"},
+            media_type="text/html",
+            secured=False,
+        ),
+    )
     async def page() -> Response:
         return FileResponse(STATIC_DIR / "index.html", headers=_HEADERS)
 
-    @app.get("/chat/config.json")
+    @app.get("/chat/config.json", include_in_schema=False)
     async def config(request: Request) -> Response:
         facts = {"ws_url": websocket_url(settings, request), "model": page_model(settings)}
         return JsonResponse(facts, headers={"cache-control": "no-store"})

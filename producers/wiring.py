@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import redis.asyncio as redis
+
+from infra.conversation_objects_redis import ConversationObjects
 from infra.conversations_redis import Conversations
 from infra.kafka import Publisher
 from infra.limits_redis import LimitCounters
 from infra.settings import Settings
+from infra.stored_replies_redis import StoredReplies
 from infra.stream_redis import RedisTokenStreams, connect
 
 from .conversation_context import ConversationContext
+from .conversation_desk import ConversationDesk
 from .degradation import Degradation
 from .door import KeyDoor
 from .idempotency import IdempotencyKeys
@@ -39,6 +44,7 @@ class WiredIntake(PipelineIntake):
             IdempotencyKeys(self._client, streams, unix_ms),
             self._degrading,
             self._limits,
+            StoredReplies(self._client, settings.stored),
         )
 
     def reconfigure(self, settings: Settings) -> None:
@@ -59,6 +65,15 @@ class WiredIntake(PipelineIntake):
 def make_door(settings: Settings) -> KeyDoor:
     """The door for the keys of the configuration."""
     return KeyDoor(settings)
+
+
+def make_conversation_desk(
+    settings: Settings, client: redis.Redis, streams: RedisTokenStreams
+) -> ConversationDesk:
+    """The Conversations API over a connected Redis."""
+    conversations = Conversations(client, settings.history)
+    context = ConversationContext(settings, streams, conversations)
+    return ConversationDesk(ConversationObjects(client, settings.history), conversations, context)
 
 
 async def make_intake(

@@ -7,18 +7,6 @@ class StageError(Exception):
     """Base of the errors of this folder."""
 
 
-class ModeratorFailed(StageError):
-    """A moderator could not check a text: the configured ``when_unavailable`` policy applies.
-
-    Attributes:
-        reason: ``timeout``, ``nonsense`` or the class name of what it raised.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"moderator failed: {reason}")
-        self.reason = reason
-
-
 class PromptRefused(StageError):
     """The model's chat template does not take these messages: tell the client (400), never retry."""
 

@@ -19,9 +19,16 @@ def tier_label(tier: str, known: Collection[str]) -> str:
 
 def worth_rebuilding(outcome: OutcomeRecord, now_ms: int, retention_seconds: int) -> bool:
     """Whether a rebuild stores this outcome: part of a conversation that is not forgotten by its age."""
-    return (
-        outcome.conversation_id is not None and now_ms - outcome.finished_ms < retention_seconds * 1000
-    )
+    return outcome.conversation_id is not None and _is_young(outcome, now_ms, retention_seconds)
+
+
+def worth_keeping(outcome: OutcomeRecord, now_ms: int, retention_seconds: int) -> bool:
+    """Whether a rebuild keeps this outcome's reply again: it was to be kept, and its time is not over."""
+    return outcome.keep is not None and _is_young(outcome, now_ms, retention_seconds)
+
+
+def _is_young(outcome: OutcomeRecord, now_ms: int, retention_seconds: int) -> bool:
+    return now_ms - outcome.finished_ms < retention_seconds * 1000
 
 
 @dataclass

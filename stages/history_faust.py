@@ -1,4 +1,4 @@
-"""The history stage: outcomes become stored conversations and usage counts."""
+"""The history stage: outcomes become stored conversations, kept replies and usage counts."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from opentelemetry.trace import SpanKind
 
 from contracts.errors import RecordError
 from contracts.records import OutcomeRecord, decode
+from contracts.stored_reply import ended_reply
 from contracts.topics import Topics
 from infra.conversations_redis import Conversations
 from infra.kafka import Publisher, make_consumer
 from infra.limits_redis import LimitCounters
 from infra.settings import Settings
+from infra.stored_replies_redis import StoredReplies
 from infra.stream_redis import RedisTokenStreams, connect
 from infra.tasks import end_tasks
 from infra.telemetry import DEAD_LETTERS, REQUESTS, TOKENS, end_span, start_span, traceparent_from
 
 from .errors import RoleStuck
 from .faust_app import Incoming, StageApp
-from .history import Recent, tier_label, worth_rebuilding
+from .history import Recent, tier_label, worth_keeping, worth_rebuilding
 from .reservations import Reservations
 from .retry import until_done
 
@@ -48,10 +50,10 @@ REBUILD_SILENCE_SECONDS = 30.0
 
 
 class HistoryStage:
-    """Takes one outcome to its effect: its turn is stored, its limits are settled, its usage is counted.
+    """Takes one outcome to its effect: its turn and reply are stored, its limits settled, its usage counted.
 
     Storing and settling are idempotent by request id; counting is, within the last outcomes seen.
-    :meth:`handle` raises nothing but ``CancelledError``, and returns when the turn is in Redis.
+    :meth:`handle` raises nothing but ``CancelledError``, and returns when they are in Redis.
     """
 
     def __init__(
@@ -59,12 +61,14 @@ class HistoryStage:
         topics: Topics,
         settings: Settings,
         conversations: Conversations,
+        kept: StoredReplies,
         reservations: Reservations,
         publisher: Publisher,
     ) -> None:
         self._topics = topics
         self._reservations = reservations
         self._conversations = conversations
+        self._kept = kept
         self._publisher = publisher
         self._recent = Recent()
         self.reconfigure(settings)
@@ -83,6 +87,7 @@ class HistoryStage:
             span.set_attribute("headrace.request_id", outcome.request_id)
             span.set_attribute("headrace.status", outcome.status.value)
             await until_done(lambda: self._conversations.store(outcome), "store the turn")
+            await keep_reply(self._kept, outcome)
             if self._has_limits:
                 await self._reservations.settle(outcome)
             self._count(outcome)
@@ -116,8 +121,15 @@ class HistoryStage:
         )
 
 
+async def keep_reply(kept: StoredReplies, outcome: OutcomeRecord) -> None:
+    """Store the reply of a request that asked for it."""
+    reply = ended_reply(outcome)
+    if reply is not None:
+        await until_done(lambda: kept.put(reply), "keep the reply")
+
+
 class Rebuild:
-    """Restores conversations from the outcomes topic, from its beginning to where it ends now.
+    """Restores conversations and kept replies from the outcomes topic, from its beginning to its end now.
 
     Runs before the stage joins its group; outcomes that come meanwhile are read by the stage itself.
     """
@@ -126,6 +138,7 @@ class Rebuild:
         self._settings = settings
         self._redis: Any = client
         self._conversations = Conversations(client, settings.history)
+        self._kept = StoredReplies(client, settings.stored)
 
     async def lost(self) -> bool:
         """Whether Redis has lost the conversations (or never had any)."""
@@ -177,6 +190,8 @@ class Rebuild:
         now_ms = int(time.time() * 1000)
         if worth_rebuilding(outcome, now_ms, self._settings.history.retention_seconds):
             await until_done(lambda: self._conversations.store(outcome), "store the turn")
+        if worth_keeping(outcome, now_ms, self._settings.stored.retention_seconds):
+            await keep_reply(self._kept, outcome)
 
 
 class HistoryRole:
@@ -209,6 +224,7 @@ class HistoryRole:
             topics,
             self._settings,
             Conversations(self._redis, self._settings.history),
+            StoredReplies(self._redis, self._settings.stored),
             self._reservations,
             self._publisher,
         )

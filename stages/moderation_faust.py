@@ -18,6 +18,8 @@ from contracts.stream_ids import DISPATCHED, MODERATED, StreamId
 from contracts.tiers import Status
 from contracts.topics import Topics
 from infra.kafka import Publisher
+from infra.moderation.guard import ModerationGuard
+from infra.moderation.moderators import make_guard
 from infra.settings import BUILTIN_SIM, ModelSettings, Settings
 from infra.stream_redis import RedisTokenStreams, connect
 from infra.telemetry import (
@@ -33,9 +35,6 @@ from infra.telemetry import (
 from .errors import PromptRefused, RoleStuck
 from .faust_app import Incoming, StageApp
 from .moderation import queued_record, status_of, texts_to_check
-from .moderator_guard import ModerationGuard
-from .moderator_profanity import ProfanityModel, ProfanityModerator
-from .moderator_rules import RulesModerator
 from .outcomes import Endings
 from .protocols import PromptTokenizer
 from .retry import until_done
@@ -211,16 +210,14 @@ class ModerationRole:
         """Load the classifier and the tokenizers, connect, join the group."""
         settings = self._settings
         await self._streams.ping()
-        rules = RulesModerator(settings.moderation.blocked_patterns)
-        model, tokenizers = await asyncio.to_thread(self._load)
-        profanity = ProfanityModerator(model, settings.moderation.threshold, self._threads)
+        guard, tokenizers = await asyncio.to_thread(self._load)
         await self._publisher.start()
         topics = settings.kafka.topics
         stage = ModerationStage(
             topics=topics,
             models=settings.models,
             tokenizers=tokenizers,
-            guard=ModerationGuard([rules, profanity], settings.moderation),
+            guard=guard,
             streams=self._streams,
             publisher=self._publisher,
         )
@@ -228,10 +225,9 @@ class ModerationRole:
         self._app = StageApp(settings.kafka, app_id, topics.requests, stage.handle)
         await self._app.start()
 
-    def _load(self) -> tuple[ProfanityModel, dict[str, PromptTokenizer]]:
-        model = ProfanityModel()
-        model.scores(["warm up"])
-        return model, {n: self._tokenizer(m) for n, m in self._settings.models.items()}
+    def _load(self) -> tuple[ModerationGuard, dict[str, PromptTokenizer]]:
+        guard = make_guard(self._settings.moderation, self._threads)
+        return guard, {n: self._tokenizer(m) for n, m in self._settings.models.items()}
 
     def _tokenizer(self, model: ModelSettings) -> PromptTokenizer:
         if model.path == BUILTIN_SIM:

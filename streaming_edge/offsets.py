@@ -10,6 +10,20 @@ from infra.stream_redis import RedisTokenStreams
 _PAGE = 500
 
 
+def parse_offset(text: str) -> StreamId:
+    """The position ``text`` names in some stream.
+
+    Raises:
+        ApiError: ``invalid_offset``.
+    """
+    try:
+        return StreamId.parse(text)
+    except ValueError:
+        raise ApiError(
+            ErrorCode.INVALID_OFFSET, "An offset looks like 1-42 (0-0 is the beginning).", param="after"
+        ) from None
+
+
 async def check_offset(streams: RedisTokenStreams, request_id: str, text: str) -> StreamId:
     """The position ``text`` names in this stream; ``0-0`` is its beginning.
 
@@ -18,12 +32,7 @@ async def check_offset(streams: RedisTokenStreams, request_id: str, text: str) -
             position after its last entry, ``stream_expired`` when there is no stream.
         contracts.token_stream.StreamsUnavailable: Redis cannot be reached.
     """
-    try:
-        offset = StreamId.parse(text)
-    except ValueError:
-        raise ApiError(
-            ErrorCode.INVALID_OFFSET, "An offset looks like 1-42 (0-0 is the beginning).", param="after"
-        ) from None
+    offset = parse_offset(text)
     if offset == START:
         return offset
     (last,) = await streams.last_ids([request_id])

@@ -5,6 +5,7 @@
 ``redis_url``     URL of an empty database of that Redis, one per test
 ``topic_prefix``  a topic prefix nobody else uses, one per test
 ``settings``      factory of settings on all of these: ``settings(streams={"lease_ms": 300})``
+``module_settings``  the same for what the tests of a module share (module)
 ``sim_stack``     a whole ``headrace up --engine sim`` (session)
 ``vllm_stack``    the same with vLLM and the real model (session)
 """
@@ -31,6 +32,14 @@ from tests.stack_process import StackProcess, engine_problem
 _databases = count(1)
 
 
+def _empty_database(redis_server: str) -> str:
+    return f"redis://{redis_server}/{next(_databases) % 1024}"
+
+
+def _unused_prefix() -> str:
+    return f"t{uuid.uuid4().hex[:12]}"
+
+
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with embedded_broker(tmp_path_factory.mktemp("broker")) as bootstrap:
@@ -45,18 +54,27 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def redis_url(redis_server: str) -> str:
-    return f"redis://{redis_server}/{next(_databases) % 1024}"
+    return _empty_database(redis_server)
 
 
 @pytest.fixture
 def topic_prefix() -> str:
-    return f"t{uuid.uuid4().hex[:12]}"
+    return _unused_prefix()
 
 
 @pytest.fixture
 def settings(kafka: str, redis_url: str, topic_prefix: str) -> Callable[..., Settings]:
     """``settings(**sections)``: development settings with these keys of these sections replaced."""
+    return _settings_on(kafka, redis_url, topic_prefix)
 
+
+@pytest.fixture(scope="module")
+def module_settings(kafka: str, redis_server: str) -> Callable[..., Settings]:
+    """The same for what all tests of a module share."""
+    return _settings_on(kafka, _empty_database(redis_server), _unused_prefix())
+
+
+def _settings_on(kafka: str, redis_url: str, topic_prefix: str) -> Callable[..., Settings]:
     def make(**sections: Any) -> Settings:
         raw: dict[str, Any] = development("sim").model_dump(mode="json")
         raw["kafka"] |= {
@@ -70,6 +88,7 @@ def settings(kafka: str, redis_url: str, topic_prefix: str) -> Callable[..., Set
         }
         raw["redis"] |= {"url": redis_url}
         raw["http"] |= {"port": 0}
+        raw["files"] |= {"url": f"memory://{topic_prefix}"}
         raw["edge"] |= {"port": 0}
         for name, value in sections.items():
             raw[name] = raw[name] | value if isinstance(raw[name], dict) else value

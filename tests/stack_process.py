@@ -20,7 +20,7 @@ from infra.stack.state import ProcessState, StackState, read_state, state_file
 
 PAID_KEY = "sk-headrace-dev"
 FREE_KEY = "sk-headrace-free"
-ROLES = {"gateway", "moderation", "scheduler", "history", "worker", "edge"}
+ROLES = {"gateway", "moderation", "scheduler", "history", "worker", "edge", "batch-runner"}
 PROJECT = Path(__file__).resolve().parent.parent
 
 

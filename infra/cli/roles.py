@@ -1,4 +1,4 @@
-"""``headrace gateway|moderation|scheduler|history|worker|edge``: this process becomes the role's."""
+"""``headrace gateway|moderation|scheduler|history|worker|edge|batch-runner``: become the role's process."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from ..settings import DEV_PAID_KEY, SettingsError, load
 from ..stack.errors import StackError
 from ..stack.state import default_data_dir
 
-ROLE_NAMES = ("gateway", "moderation", "scheduler", "history", "worker", "edge")
+ROLE_NAMES = ("gateway", "moderation", "scheduler", "history", "worker", "edge", "batch-runner")
 
 _DATA_DIR = click.option(
     "--data-dir",

@@ -81,7 +81,7 @@ def base_settings(options: UpOptions) -> Settings:
         "script": str(options.sim_script.resolve()) if options.sim_script else None,
     }
     raw["worker"]["sim"] |= {name: value for name, value in sim.items() if value is not None}
-    settings = parse(_with_absolute_paths(raw))
+    settings = parse(_with_absolute_paths(raw, options.data_dir))
     for name, model in settings.models.items():
         if model.path != BUILTIN_SIM and not is_complete(Path(model.path)):
             hint = ": run make model" if options.config is None else ""
@@ -120,7 +120,7 @@ def _development(options: UpOptions) -> Settings:
     return development(engine, BUILTIN_SIM if engine == "sim" else str(model_dir()))
 
 
-def _with_absolute_paths(raw: dict[str, Any]) -> dict[str, Any]:
+def _with_absolute_paths(raw: dict[str, Any], data_dir: Path) -> dict[str, Any]:
     """Roles read the settings from another file, so paths in them must not depend on the place."""
     for model in raw["models"].values():
         if model["path"] != BUILTIN_SIM:
@@ -128,4 +128,9 @@ def _with_absolute_paths(raw: dict[str, Any]) -> dict[str, Any]:
     script = raw["worker"]["sim"]["script"]
     if script is not None:
         raw["worker"]["sim"]["script"] = str(Path(script).resolve())
+    files = raw["files"]["url"]
+    if files is None:
+        raw["files"]["url"] = str(data_dir.resolve() / "files")
+    elif "://" not in files:
+        raw["files"]["url"] = str(Path(files).resolve())
     return raw

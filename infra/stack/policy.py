@@ -15,7 +15,7 @@ SETTLED_SECONDS = 10.0
 #: What drains together, in order: nothing new comes in, what runs gets out, then what both stand on.
 #: The seconds are the time of a phase; what is left then is killed. They add up to less than 15.
 DRAIN_PHASES: tuple[tuple[frozenset[str], float], ...] = (
-    (frozenset({"gateway", "edge"}), 4.0),
+    (frozenset({"gateway", "edge", "batch-runner"}), 4.0),
     (frozenset({"moderation", "scheduler", "history"}), 4.0),
     (frozenset({"worker"}), 4.0),
     (frozenset({"redis"}), 1.5),
@@ -84,8 +84,8 @@ class RoleHealth:
 def pipeline_gap(roles: Sequence[RoleHealth]) -> str | None:
     """Why a request put in now could not be answered by the other roles of this stack, or None.
 
-    The gateway asks this about the others. History is not on the way of a reply, and one worker of each
-    pool is enough.
+    The gateway asks this about the others. History and the batch runner are not on the way of a reply, and
+    one worker of each pool is enough.
     """
     for name in ("moderation", "scheduler", "edge"):
         if not any(r.ready for r in roles if r.name == name):

@@ -35,6 +35,7 @@ ROLE_MODULES: dict[str, tuple[str, ...]] = {
     "scheduler": ("-P", "-m", "stages", "scheduler"),
     "history": ("-P", "-m", "stages", "history"),
     "worker": ("-P", "-m", "workers"),
+    "batch-runner": ("-P", "-m", "producers.batch"),
 }
 
 #: Why a process is not ready, or None.
@@ -147,7 +148,10 @@ def role_units(
             for number, pool in enumerate(settings.pools)
             for index in range(workers)
         ),
-        *(unit(name, 0) for name in ("moderation", "scheduler", "history", "gateway", "edge")),
+        *(
+            unit(name, 0)
+            for name in ("moderation", "scheduler", "history", "batch-runner", "gateway", "edge")
+        ),
     ]
 
 

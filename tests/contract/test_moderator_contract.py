@@ -1,4 +1,4 @@
-"""What every moderator keeps, whichever it is (stages.protocols.Moderator)."""
+"""What every moderator keeps, whichever it is (infra.moderation.protocols.Moderator)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from stages.moderator_profanity import ProfanityModel, ProfanityModerator
-from stages.moderator_rules import RulesModerator
-from stages.protocols import Moderator, Verdict
+from infra.moderation.moderator_profanity import ProfanityModel, ProfanityModerator
+from infra.moderation.moderator_rules import RulesModerator
+from infra.moderation.protocols import Moderator, Verdict
 
 BAD = "you fucking idiot, secretword"
 GOOD = "What is the capital of France?"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 import httpx
 import redis.asyncio as redis
+from anyio.from_thread import start_blocking_portal
 from openai import AsyncOpenAI
 
 from contracts.worker_events import WorkerEvent
@@ -73,6 +74,16 @@ async def _seem_alive(client: redis.Redis, settings: Settings) -> None:
         await feed.publish(event)
         await client.hset(DEPTH_KEY, mapping={"interactive": 0})  # type: ignore[misc]
         await asyncio.sleep(settings.scheduler.worker_timeout_ms / 4000)
+
+
+@contextmanager
+def gateway_in_a_thread(settings: Settings) -> Iterator[Gateway]:
+    """For clients that block, or live in another process."""
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(running_gateway(settings)) as gateway,
+    ):
+        yield gateway
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 10.0) -> None:

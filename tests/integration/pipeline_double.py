@@ -8,6 +8,7 @@ The script is JSON: ``tokens`` (pieces of text, one token each), ``repeat`` (pla
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from typing import Any
 
@@ -80,7 +81,8 @@ class PipelineDouble:
         play: dict[str, Any] = {"tokens": ["Hello", " there"], "hold_before": None, "repeat": 1}
         last = record.turn[-1].content
         if last.startswith("{"):
-            play |= json.loads(last)
+            with contextlib.suppress(json.JSONDecodeError):
+                play |= json.loads(last)
         if play["hold_before"] == -1:
             await self._released.wait()
         if "refuse" in play:

@@ -21,6 +21,7 @@ from infra.conversations_redis import Conversations
 from infra.kafka import Publisher, PublishError
 from infra.limits_redis import LimitCounters
 from infra.settings import Settings
+from infra.stored_replies_redis import StoredReplies
 from infra.stream_redis import RedisTokenStreams, connect
 from producers.conversation_context import ConversationContext
 from producers.degradation import Degradation
@@ -72,6 +73,7 @@ class Parts:
             IdempotencyKeys(self.client, self.streams, lambda: self.now_ms),
             Degradation(self.client, settings),
             Limits(LimitCounters(self.client, 5.0), self.streams, settings, lambda: self.now_ms),
+            StoredReplies(self.client, settings.stored),
             now_ms=lambda: self.now_ms,
         )
 

@@ -158,3 +158,16 @@ async def test_models_are_listed_under_every_name(gateway: Gateway) -> None:
     assert (await client.models.retrieve("default")).id == "default"
     with pytest.raises(openai.NotFoundError):
         await client.models.retrieve("nope/nope")
+
+
+async def test_moderations_are_what_the_pipelines_moderators_think(gateway: Gateway) -> None:
+    found = await gateway.openai().moderations.create(input=["What a nice day", "you fucking idiot"])
+    fine, abuse = found.results
+    assert (fine.flagged, abuse.flagged) == (False, True)
+    assert abuse.categories.harassment
+    assert not abuse.categories.violence
+    assert fine.category_scores.harassment < 0.9 <= abuse.category_scores.harassment
+    with pytest.raises(openai.NotFoundError):
+        await gateway.openai().moderations.create(input="x", model="no-such-model")
+    with pytest.raises(openai.AuthenticationError):
+        await gateway.openai("sk-wrong").moderations.create(input="x")

@@ -12,9 +12,12 @@ from prometheus_client import REGISTRY
 
 from contracts.errors import ErrorCode, error_body
 from contracts.identity import make_request_id
+from contracts.keep import Keep
 from contracts.records import DeadLetterRecord, Message, OutcomeChoice, OutcomeRecord, Usage
+from contracts.stored_reply import ended_reply
 from contracts.tiers import Status
 from infra.conversations_redis import Conversations
+from infra.stored_replies_redis import StoredReplies
 from stages.errors import RoleStuck
 from stages.history_faust import EPOCH_KEY, HistoryRole, Rebuild
 
@@ -184,21 +187,31 @@ async def test_a_bug_in_handling_sets_the_outcome_aside_and_the_stage_lives_G7(
     await has(bench, "after-bug", ["answer 1"])
 
 
-async def test_conversations_lost_with_their_redis_are_rebuilt_from_the_outcomes(
+async def test_conversations_and_kept_replies_lost_with_their_redis_are_rebuilt_from_the_outcomes(
     kafka: str, redis_server: str
 ) -> None:
     settings = stage_settings(kafka, redis_server, 905, history={"max_turns": MAX_TURNS})
+    kept = outcome(9, None, keep=Keep(kind="chat.completion", metadata={"a": "b"}))
+
+    async def stored() -> bool:
+        return await StoredReplies(bench.redis, settings.stored).get(
+            "t1", kept.request_id
+        ) == ended_reply(kept)
+
     async with Bench(settings) as bench:
         async with running(HistoryRole(settings)) as work:
             for number in range(8):
                 await publish(bench, outcome(number, f"kept{number % 2}"))
+            await publish(bench, kept)
             await bench.publisher.send(bench.topics.outcomes, b"poison", partition=0)
+            await until(stored, "the kept reply")
             await has(bench, "kept0", ["answer 0", "answer 2", "answer 4", "answer 6"])
             await has(bench, "kept1", ["answer 1", "answer 3", "answer 5", "answer 7"])
             assert await bench.redis.exists(EPOCH_KEY)
             assert not work.done()
         await bench.redis.flushdb()
         async with running(HistoryRole(settings)):
+            await until(stored, "the kept reply again")
             await has(bench, "kept0", ["answer 0", "answer 2", "answer 4", "answer 6"])
             await has(bench, "kept1", ["answer 1", "answer 3", "answer 5", "answer 7"])
             assert not await Rebuild(settings, bench.redis).lost()

@@ -56,7 +56,7 @@ def test_every_restart_waits_within_the_bounds(code: int, ran: float, streak: in
 def test_what_others_stand_on_drains_last() -> None:
     order = [names for names, _ in drain_phases(["redis", "broker", "worker", *ROLE_MODULES])]
     assert order == [
-        ["gateway", "edge"],
+        ["gateway", "edge", "batch-runner"],
         ["moderation", "scheduler", "history"],
         ["worker"],
         ["redis"],

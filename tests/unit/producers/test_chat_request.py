@@ -477,3 +477,13 @@ def test_the_grace_time_is_the_tiers_unless_the_body_says_otherwise_d1() -> None
 @pytest.mark.parametrize("value", [-1, 3600.5, "0", True, [], {}])
 def test_a_grace_time_out_of_range_is_refused_by_name(value: object) -> None:
     assert refused(leave_grace_seconds=value).body.param == "leave_grace_seconds"
+
+
+def test_only_what_asks_for_it_is_kept_with_what_it_gave_B10() -> None:
+    for fields in ({}, {"store": None}, {"store": False, "metadata": {"a": "b"}}):
+        assert parsed(**fields).keep is None
+    keep = parsed(store=True, metadata=None, temperature=0.0, top_p=None).keep
+    assert keep is not None
+    assert (keep.kind, keep.metadata, keep.params) == ("chat.completion", {}, {"temperature": 0.0})
+    assert refused(store="yes").body.param == "store"
+    assert refused(store=True, metadata={"a": "\ud83d"}).body.param == "metadata"

@@ -66,6 +66,19 @@ def test_a_tenant_s_batches_have_their_quota_and_the_rest_its_limits_per_minute_
     }
 
 
+def test_a_key_s_lines_take_nothing_of_what_its_calls_have_J13() -> None:
+    lines = Principal(key_id="dev", tenant="dev", tier="batch")
+    own = {"requests_per_minute": 1, "concurrent": 2, "tokens_per_day": 7, "enqueued_tokens": 9}
+    settings = with_limits(key={"limits": own})
+    (calls,), (batches,) = scopes_of(settings, PAID), scopes_of(settings, lines)
+    assert calls.name != batches.name
+    assert batches.limits.model_dump(exclude_none=True) == {"tokens_per_day": 7, "enqueued_tokens": 9}
+    raw = development("sim").model_dump(mode="json")["tiers"]
+    raw["batch"]["limits"] = {"concurrent": 3}
+    (of_tier,) = scopes_of(with_limits(tiers=raw), lines)
+    assert (of_tier.name, of_tier.limits.concurrent) == (batches.name, 3)
+
+
 def test_a_request_may_live_as_long_as_overload_lets_it_wait_and_its_stream_be_written_J1() -> None:
     settings = with_limits(overload={"wait_factor": 3.0}, streams={"open_ttl_seconds": 1_000})
     assert longest_life(settings, settings.tiers["free"]) == 3 * 120 + 1_000

@@ -12,7 +12,8 @@ from contracts.records import Message, OutcomeChoice, OutcomeRecord
 from contracts.reply import Reply
 from contracts.stream_ids import ACCEPTED, SEAL, StreamId
 from contracts.tiers import Status
-from stages.history import Recent, tier_label, worth_rebuilding
+from stages.history import Recent, tier_label, worth_keeping, worth_rebuilding
+from tests.stored import kept_outcome
 
 
 def turn(number: int, status: Status = Status.COMPLETED, reply: str = "answer") -> Turn:
@@ -118,6 +119,43 @@ def test_a_rebuild_leaves_out_what_has_no_conversation_or_is_forgotten_by_age() 
     assert worth_rebuilding(outcome(), 1_059_999, 60)
     assert not worth_rebuilding(outcome(), 1_060_000, 60)
     assert not worth_rebuilding(outcome(conversation_id=None), 1_000_000, 60)
+
+
+def test_a_rebuild_keeps_what_asked_for_it_for_as_long_as_it_would_live() -> None:
+    kept = kept_outcome()
+    assert worth_keeping(kept, kept.finished_ms + 59_999, 60)
+    assert not worth_keeping(kept, kept.finished_ms + 60_000, 60)
+    assert not worth_keeping(kept.model_copy(update={"keep": None}), kept.finished_ms, 60)
+
+
+def test_turns_are_in_order_of_time_whatever_their_ids_begin_with() -> None:
+    def named(request_id: str) -> Turn:
+        return turn(1, reply=request_id).model_copy(update={"request_id": request_id})
+
+    ids = [f"{prefix}_{number:032x}" for number, prefix in enumerate(("z", "a", "m"))]
+    assert texts([named(i) for i in reversed(ids)])[1::2] == [f"{i} 1" for i in ids]
+
+
+@given(st.integers(1, 5), st.booleans(), st.data())
+def test_taking_items_out_leaves_the_others_as_they_were(
+    count: int, answered: bool, data: st.DataObject
+) -> None:
+    whole = Turn(
+        request_id=f"r_{1:032x}",
+        created_ms=1,
+        messages=[Message(role="user", content=f"q{at}") for at in range(count)],
+        reply="answer" if answered else None,
+        status=Status.COMPLETED,
+    )
+    items = whole.items()
+    gone = data.draw(st.sets(st.sampled_from(range(len(items)))))
+    left = whole
+    for at in data.draw(st.permutations(sorted(gone))):
+        left = left.without(at)
+    assert left.counts
+    assert left.items() == [item for at, item in enumerate(items) if at not in gone]
+    assert Turn.model_validate_json(left.model_dump_json()) == left
+    assert not any(items[at].message.content in left.model_dump_json() for at in gone)
 
 
 def test_an_outcome_is_counted_once_and_memory_is_bounded() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import Literal
 
 from prometheus_client import Counter
 
 from contracts.errors import ApiError, ErrorCode
-from infra.settings import ModerationSettings
 
-from .errors import ModeratorFailed
+from ..settings import ModerationSettings
 from .protocols import Moderator, Verdict
 
 log = logging.getLogger(__name__)
@@ -19,6 +19,18 @@ log = logging.getLogger(__name__)
 FAILED_CHECKS = Counter(
     "headrace_moderator_failures_total", "Checks a moderator could not do", ["moderator", "policy"]
 )
+
+
+class ModeratorFailed(Exception):
+    """A moderator could not check a text: the configured ``when_unavailable`` policy applies.
+
+    Attributes:
+        reason: ``timeout``, ``nonsense`` or the class name of what it raised.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"moderator failed: {reason}")
+        self.reason = reason
 
 
 class ModerationGuard:
@@ -46,7 +58,7 @@ class ModerationGuard:
             try:
                 verdict = await _ask(moderator, texts, deadline)
             except ModeratorFailed as error:
-                self._unavailable(moderator, error)
+                self._failed(moderator, error, self._settings.when_unavailable)
                 continue
             if verdict.refused:
                 log.info(
@@ -63,8 +75,27 @@ class ModerationGuard:
                     param="messages",
                 )
 
-    def _unavailable(self, moderator: Moderator, error: ModeratorFailed) -> None:
-        policy = self._settings.when_unavailable
+    async def judge(self, texts: Sequence[str]) -> list[list[tuple[str, Verdict]]]:
+        """What each moderator thinks of each text by itself, with the moderator's name.
+
+        Raises:
+            ApiError: ``moderation_unavailable``, whatever the policy: nothing is said that was not checked.
+        """
+        deadline = asyncio.get_running_loop().time() + self._settings.deadline_seconds
+        judged: list[list[tuple[str, Verdict]]] = []
+        for text in texts:
+            verdicts: list[tuple[str, Verdict]] = []
+            for moderator in self._moderators:
+                try:
+                    verdicts.append((moderator.name, await _ask(moderator, [text], deadline)))
+                except ModeratorFailed as error:
+                    self._failed(moderator, error, "closed")
+            judged.append(verdicts)
+        return judged
+
+    def _failed(
+        self, moderator: Moderator, error: ModeratorFailed, policy: Literal["closed", "open"]
+    ) -> None:
         FAILED_CHECKS.labels(moderator.name, policy).inc()
         log.error(
             "moderation unavailable",
@@ -73,7 +104,7 @@ class ModerationGuard:
         if policy == "closed":
             raise ApiError(
                 ErrorCode.MODERATION_UNAVAILABLE,
-                "The messages could not be checked. Please try again.",
+                "The text could not be checked. Please try again.",
                 retry_after_seconds=1,
             )
 

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import pytest
 
 from contracts.errors import ApiError, ErrorCode
+from infra.moderation.guard import ModerationGuard
+from infra.moderation.protocols import ALLOWED, Verdict
 from infra.settings import ModerationSettings
-from stages.moderator_guard import ModerationGuard
-from stages.protocols import ALLOWED, Verdict
 
 
 class Fake:
@@ -111,3 +111,20 @@ async def test_nothing_to_check_asks_nobody() -> None:
     fake = Fake(BROKEN["raises"])
     await ModerationGuard([fake], settings("closed")).clear([])
     assert fake.asked == 0
+
+
+async def test_judging_tells_what_each_moderator_thinks_of_each_text() -> None:
+    verdicts = iter([ALLOWED, Verdict(True, "abuse", 0.99)])
+    guard = ModerationGuard([Fake(lambda: next(verdicts))], settings("closed"))
+    first, second = await guard.judge(["a", "b"])
+    assert [v.refused for _, v in (*first, *second)] == [False, True]
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+async def test_judging_never_says_what_was_not_checked_not_even_where_the_policy_is_open_M4_M5(
+    fault: str,
+) -> None:
+    guard = ModerationGuard([Fake(BROKEN[fault])], settings("open"))
+    with pytest.raises(ApiError) as caught:
+        await guard.judge(["hello"])
+    assert caught.value.code is ErrorCode.MODERATION_UNAVAILABLE

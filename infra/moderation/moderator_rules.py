@@ -7,8 +7,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 
-from infra.settings import SettingsError
-
+from ..settings import SettingsError
 from .protocols import ALLOWED, Verdict
 
 #: Characters searched in one go. Between two pieces the event loop gets its turn.
@@ -42,7 +41,7 @@ class RulesModerator:
                 ) from None
 
     async def check(self, texts: Sequence[str]) -> Verdict:
-        """See :class:`stages.protocols.Moderator`."""
+        """See :class:`infra.moderation.protocols.Moderator`."""
         if not self._patterns:
             return ALLOWED
         for text in texts:

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from infra.moderation import moderator_profanity
+from infra.moderation.moderator_profanity import ProfanityModel, ProfanityModerator
+from infra.moderation.moderator_rules import OVERLAP, PIECE, RulesModerator
 from infra.settings import SettingsError
-from stages import moderator_profanity
-from stages.moderator_profanity import ProfanityModel, ProfanityModerator
-from stages.moderator_rules import OVERLAP, PIECE, RulesModerator
 
 
 async def test_a_pattern_refuses_whatever_its_case_and_names_itself_not_the_text() -> None:

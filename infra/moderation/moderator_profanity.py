@@ -79,7 +79,7 @@ class ProfanityModerator:
         self._known: OrderedDict[bytes, float] = OrderedDict()
 
     async def check(self, texts: Sequence[str]) -> Verdict:
-        """See :class:`stages.protocols.Moderator`."""
+        """See :class:`infra.moderation.protocols.Moderator`."""
         if self._threshold >= 1:
             return ALLOWED
         digests = [hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in texts]
