@@ -7,7 +7,7 @@ Decided here: unknown fields are ignored; a null field is an absent one; ``max_c
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from contracts.errors import ApiError, ErrorCode
@@ -66,6 +66,7 @@ class ChatRequest:
     Attributes:
         model: canonical name.
         messages: what the body holds, stored history not included.
+        before: what goes before that and the stored history, and is stored with neither.
         stream: whether the client asked for a stream (HTTP only; the websocket always streams).
         include_usage: whether the stream ends with a usage chunk.
         leave_grace_ms: how long it goes on without a reader; None = to its end.
@@ -81,6 +82,7 @@ class ChatRequest:
     conversation_id: str | None
     leave_grace_ms: int | None
     keep: Keep | None = None
+    before: list[Message] = field(default_factory=list)
 
 
 def parse_chat_request(body: object, settings: Settings, principal: Principal) -> ChatRequest:
@@ -98,10 +100,10 @@ def parse_chat_request(body: object, settings: Settings, principal: Principal) -
     if not isinstance(body, dict):
         raise ApiError(ErrorCode.INVALID_REQUEST, "The body must be a JSON object.")
     name, model = resolve_model(body.get("model"), settings, principal)
-    for field, nothing in _UNSUPPORTED.items():
-        value = body.get(field)
+    for param, nothing in _UNSUPPORTED.items():
+        value = body.get(param)
         if value is not None and value not in nothing:
-            raise unsupported(field, "this parameter is")
+            raise unsupported(param, "this parameter is")
     messages = parse_messages(body.get("messages"))
     options = parse_options(body)
     return ChatRequest(

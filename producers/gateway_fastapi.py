@@ -22,13 +22,16 @@ from .moderations import ModerationDesk
 from .replies import Replies
 from .reply_reading import ReplyReading
 from .reply_responses import ReplyServices
+from .responses.reading import ResponseReading
 from .routes_chat import make_chat_router
 from .routes_conversations import make_conversations_router
 from .routes_health import make_health_router
 from .routes_models import make_models_router
 from .routes_moderations import make_moderations_router
 from .routes_page import install_page
+from .routes_responses import make_responses_router
 from .routes_stored import make_stored_router
+from .submitting import Submitting
 
 
 def make_app(
@@ -64,8 +67,15 @@ def make_app(
     app.include_router(make_health_router(not_ready))
     app.include_router(make_models_router(settings, door))
     reading = ReplyReading(live, intake, streams, services, kept)
-    app.include_router(make_chat_router(live, door, intake, streams, services, reading))
+    submitting = Submitting(live, intake, replies)
+    app.include_router(make_chat_router(live, door, intake, streams, services, reading, submitting))
     app.include_router(make_stored_router(live, door, streams, reading, kept))
+    responses = ResponseReading(streams, kept)
+    app.include_router(
+        make_responses_router(
+            live, door, intake, streams, services, submitting, responses, kept, conversations
+        )
+    )
     app.include_router(make_conversations_router(live, door, conversations))
     app.include_router(make_moderations_router(live, door, moderations))
     app.include_router(make_files_router(door, files))

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 
 from contracts.entries import Accepted, Terminal
 from contracts.errors import ApiError, ErrorCode, error_body
-from contracts.identity import Principal, is_request_id, make_request_id
+from contracts.identity import Principal, is_request_id, make_request_id, time_part
 from contracts.keep import ReplyKind
 from contracts.limits import Admission, RateLimits
 from contracts.records import Message, RequestRecord
@@ -45,8 +45,8 @@ log = logging.getLogger(__name__)
 TURN_SECONDS: Final = 20.0
 #: Where a kept reply is read.
 _STORED_AT: Final[dict[ReplyKind, str]] = {
-    "chat.completion": "/v1/chat/completions",
-    "response": "/v1/responses",
+    "chat.completion": "/v1/chat/completions/chatcmpl-",
+    "response": "/v1/responses/resp_",
 }
 #: Largest serialised request: below what the topics take, with room for key, headers and framing.
 MAX_RECORD_BYTES: Final = 8 * 1024 * 1024 - 64 * 1024
@@ -174,7 +174,7 @@ class PipelineIntake:
         if owner is None and kept is None:
             raise _no_such_request()
         if kept is not None and kept.status is not None:
-            where = f"its answer is stored: GET {_STORED_AT[kept.kind]}/{request_id}."
+            where = f"its answer is stored: GET {_STORED_AT[kept.kind]}{time_part(request_id)}."
         elif owner is not None and owner.conversation_id is not None:
             where = f"its answer is stored in conversation '{owner.conversation_id}'."
         else:
@@ -253,13 +253,13 @@ class PipelineIntake:
         async with _available():
             await self._depth.check(tier.queue_class, self._settings.queue_limit(tier))
         conversation_id = request.conversation_id
-        before = []
+        history: list[Message] = []
         if conversation_id is not None:
             async with _available():
-                before = await self._context.claim(
+                history = await self._context.claim(
                     principal.tenant, conversation_id, request_id, request.messages, now_ms
                 )
-        messages = [*before, *request.messages]
+        messages = [*request.before, *history, *request.messages]
         try:
             rate_limits = await self._limits.take(principal, request, messages, request_id)
             try:

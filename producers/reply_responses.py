@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 DEGRADED_HEADER: Final = "x-headrace-degraded"
 _SSE_HEADERS: Final = [(name.lower().encode(), value.encode()) for name, value in SSE_HEADERS.items()]
-_POLL_SECONDS: Final = 10.0
+POLL_SECONDS: Final = 10.0
 _PATH: Final = "/v1/chat/completions/"
 
 
@@ -154,29 +154,28 @@ class EventStreamReply(ReplyResponse):
             if error is not None and self._after < MODERATED:
                 await self._fail(error, scope, receive, send)
                 return
-        headers = [*_SSE_HEADERS, *_raw(degraded_header(reader.facts.degraded))]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await sse_start(send, reader.facts.degraded)
         self._started = True
         if first:
-            await _send_part(send, self._encoder.encode(first), more=not reader.ended)
+            await send_part(send, self._encoder.encode(first), more=not reader.ended)
         if reader.ended:
             return
         async for part in sse_body(reader, self._encoder, self._services.keepalive_seconds):
-            await _send_part(send, part, more=not reader.ended)
+            await send_part(send, part, more=not reader.ended)
         if not reader.ended:
-            await _send_part(send, b"", more=False)
+            await send_part(send, b"", more=False)
 
     async def _first(self, reader: ReplyReader) -> list[StreamEntry]:
         """Entries until the request is through moderation, or has ended."""
         entries: list[StreamEntry] = []
         position = self._after
         while position < MODERATED:
-            entries += await reader.next(_POLL_SECONDS)
+            entries += await reader.next(POLL_SECONDS)
             position = entries[-1].id if entries else position
         return entries
 
     async def _fail_started(self, body: ErrorBody, send: Send) -> None:
-        await _send_part(send, self._encoder.error(body), more=False)
+        await send_part(send, self._encoder.error(body), more=False)
 
 
 class WholeReply(ReplyResponse):
@@ -196,7 +195,7 @@ class WholeReply(ReplyResponse):
     async def _answer(self, reader: ReplyReader, scope: Scope, receive: Receive, send: Send) -> None:
         builder = CompletionBuilder()
         while reader.terminal is None:
-            builder.extend(await reader.next(_POLL_SECONDS))
+            builder.extend(await reader.next(POLL_SECONDS))
         error = terminal_error(reader.terminal)
         if error is not None:
             await self._fail(error, scope, receive, send)
@@ -219,5 +218,12 @@ def _raw(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
     return [(name.encode(), value.encode()) for name, value in headers.items()]
 
 
-async def _send_part(send: Send, part: bytes, *, more: bool) -> None:
+async def sse_start(send: Send, degraded: Degraded | None) -> None:
+    """Begin an answer of server-sent events."""
+    headers = [*_SSE_HEADERS, *_raw(degraded_header(degraded))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+async def send_part(send: Send, part: bytes, *, more: bool) -> None:
+    """Send a part of the body of an answer that has begun."""
     await send({"type": "http.response.body", "body": part, "more_body": more})

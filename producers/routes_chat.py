@@ -12,7 +12,7 @@ from typing import Final
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from contracts.entries import Accepted, Terminal
+from contracts.entries import Terminal
 from contracts.errors import ApiError, ErrorCode
 from contracts.stream_ids import MAX_PART, START, StreamId
 from infra.live_settings import LiveSettings
@@ -29,22 +29,21 @@ from .chat_span import ChatSpan
 from .http_auth import authenticate
 from .http_body import read_json
 from .http_errors import JsonResponse
-from .http_scope import name_request, note_rate_limits
-from .idempotency import once_of
+from .http_scope import name_request
 from .intake import PipelineIntake
 from .limit_headers import RATE_LIMIT_HEADERS
+from .query_flags import query_flag
 from .reply_reading import ReplyReading, accepted_entry
 from .reply_responses import DEGRADED_HEADER, EventStreamReply, ReplyServices, WholeReply
-from .request_times import created_ms_of, reply_facts
+from .request_times import reply_facts
 from .stored_shapes import StoredChatCompletion
+from .submitting import Submitting
 
 _BEFORE_SEAL: Final = StreamId(MAX_PART, MAX_PART - 1)
 _TAG: Final = "Chat"
 _DEGRADED: Final = {
     DEGRADED_HEADER: "The step of the overload ladder that made the reply less than asked for."
 }
-_TRUE: Final = ("true", "1")
-_FALSE: Final = ("false", "0", "")
 
 
 def make_chat_router(
@@ -54,6 +53,7 @@ def make_chat_router(
     streams: RedisTokenStreams,
     services: ReplyServices,
     reading: ReplyReading,
+    submitting: Submitting,
 ) -> APIRouter:
     """The routes under ``/v1/chat/completions``."""
     router = APIRouter(prefix="/v1/chat/completions", redirect_slashes=False)
@@ -76,33 +76,13 @@ def make_chat_router(
         principal = authenticate(request, door)
         body = await read_json(request, live.current.http.max_body_bytes)
         chat = parse_chat_request(body, live.current, principal)
-        once = once_of(request.headers.get("idempotency-key"), body)
-        if services.replies.closing:
-            raise _leaving()
-        span = ChatSpan("chat", chat.model, request.headers.get("traceparent"), stream=chat.stream)
-        try:
-            with services.replies.accepting():
-                admission = await intake.submit(principal, chat, traceparent=span.traceparent, once=once)
-        except ApiError as error:
-            span.end(error.code.value, error.code.value if error.status >= 500 else None)
-            raise
-        except BaseException as error:
-            span.end("error", type(error).__name__)
-            raise
-        request_id = admission.request_id
-        span.name_request(request_id)
-        name_request(request.scope, request_id)
-        note_rate_limits(request.scope, admission.rate_limits)
-        accepted = Accepted(
-            tenant=principal.tenant,
-            tier=principal.tier,
-            model=chat.model,
-            created_ms=created_ms_of(request_id),
-        )
-        facts = reply_facts(live.current, request_id, accepted)
+        made = await submitting.submit(principal, request, chat, body, stream=chat.stream)
+        facts, span = made.facts, made.span
         if not chat.stream:
             return WholeReply(services, facts, span)
-        encoder = ChatChunkEncoder(request_id, chat.model, facts.created_ms // 1000, chat.include_usage)
+        encoder = ChatChunkEncoder(
+            facts.request_id, chat.model, facts.created_ms // 1000, chat.include_usage
+        )
         return EventStreamReply(services, facts, span, encoder, include_usage=chat.include_usage)
 
     @router.get(
@@ -126,8 +106,8 @@ def make_chat_router(
     )
     async def read(request: Request, request_id: str) -> Response:
         principal = authenticate(request, door)
-        stream = _flag(request, "stream")
-        include_usage = _flag(request, "include_usage")
+        stream = query_flag(request, "stream")
+        include_usage = query_flag(request, "include_usage")
         offset = _offset(request)
         if not stream:
             if offset is not None:
@@ -169,13 +149,6 @@ def make_chat_router(
     return router
 
 
-def _flag(request: Request, name: str) -> bool:
-    value = request.query_params.get(name, "").lower()
-    if value not in (*_TRUE, *_FALSE):
-        raise ApiError(ErrorCode.INVALID_VALUE, f"'{name}' must be true or false.", param=name)
-    return value in _TRUE
-
-
 def _offset(request: Request) -> str | None:
     """The offset to resume after, from ``Last-Event-ID`` or ``after``."""
     header = request.headers.get("last-event-id")
@@ -187,9 +160,3 @@ def _offset(request: Request) -> str | None:
             param="after",
         )
     return header if header is not None else query
-
-
-def _leaving() -> ApiError:
-    return ApiError(
-        ErrorCode.UNAVAILABLE, "This server is shutting down; try again.", retry_after_seconds=1
-    )

@@ -17,6 +17,7 @@ Comments: a bare comment line, with no blank line after it. The official Python 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterable
+from typing import Protocol
 
 from contracts.entries import Accepted, Dispatched, Moderated, Started, StreamEntry, Terminal, Text
 from contracts.errors import ErrorBody, ErrorCode, error_body
@@ -161,8 +162,18 @@ class ChatChunkEncoder:
             parts.append(self._id() + self._head + body)
 
 
+class EventEncoder(Protocol):
+    """Turns the entries of one reading into events."""
+
+    def encode(self, entries: Iterable[StreamEntry]) -> bytes:
+        """The events of these entries, joined; may be empty."""
+
+    def error(self, body: ErrorBody) -> bytes:
+        """An error event; nothing may follow it."""
+
+
 async def sse_body(
-    subscription: EntrySource, encoder: ChatChunkEncoder, keepalive_seconds: float
+    subscription: EntrySource, encoder: EventEncoder, keepalive_seconds: float
 ) -> AsyncIterator[bytes]:
     """The body of an SSE response, one bytes object per batch of entries.
 

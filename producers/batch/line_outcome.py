@@ -14,7 +14,7 @@ from infra.settings import Settings
 from streaming_edge.terminal import terminal_error
 
 from ..request_times import reply_facts
-from .endpoints import Endpoint
+from .endpoints import Answer
 from .results import LineResult, answered, refused
 
 #: Requests made of one line, the first included.
@@ -51,7 +51,7 @@ def result_of(
     line: int,
     custom_id: str,
     request_id: str,
-    endpoint: Endpoint,
+    answer: Answer,
     entries: Sequence[StreamEntry],
     settings: Settings,
     attempt: int,
@@ -69,7 +69,7 @@ def result_of(
         ended = terminal_error(reply.terminal)
         if ended is None:
             facts = reply_facts(settings, request_id, entries[0].entry)
-            body = endpoint.answer(facts, entries)
+            body = answer(facts, entries)
             return answered(batch, line, custom_id, request_id, body, reply.usage)
         error = ended
     again = error.code in _CODES and ErrorCode(error.code) in _AGAIN

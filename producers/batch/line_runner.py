@@ -104,7 +104,7 @@ class LineRunner:
             request_id = _request_id(batch, endpoint, number, attempt)
             running.requests.add(request_id)
             try:
-                if not await self._to_its_end(batch, request, request_id, running, slot):
+                if not await self._to_its_end(batch, request.chat, request_id, running, slot):
                     return None
             except ApiError as error:
                 return FinishedLine(refused(batch, number, line.custom_id, request_id, error.body))
@@ -120,7 +120,7 @@ class LineRunner:
                     number,
                     line.custom_id,
                     request_id,
-                    endpoint,
+                    request.answer,
                     entries,
                     self._settings(),
                     attempt,

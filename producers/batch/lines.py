@@ -28,6 +28,7 @@ _NOT_IN_LINES: Final[dict[str, tuple[object, ...]]] = {
     "background": (False,),
     "conversation": (),
     "conversation_id": (),
+    "previous_response_id": (),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,12 +12,15 @@ from typing import Any
 import openai
 import pytest
 from openai.types import Batch
+from openai.types.responses import Response
 
 from infra.settings import DEV_FREE_KEY, Settings
 from producers.batch.line_outcome import MAX_ATTEMPTS
 from tests.batches import CHAT
 from tests.integration.batch_fixture import BatchSystem, batch_system, chat_line, played
 from tests.stack_process import eventually
+
+RESPONSES = "/v1/responses"
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +71,27 @@ def test_lines_wait_in_the_batch_class_and_need_no_reader(system: BatchSystem) -
     assert (record.tenant, record.key_id, record.tier) == ("dev", "dev", "batch")
     assert record.queue_class == "batch"
     assert record.leave_grace_ms is None
+
+
+def test_lines_can_be_responses(system: BatchSystem) -> None:
+    bodies = [{"input": "hi", "metadata": {"a": "b"}}, {"input": "hi", "max_output_tokens": 0}]
+    lines = [
+        {"custom_id": str(n), "method": "POST", "url": RESPONSES, "body": {"model": "default", **body}}
+        for n, body in enumerate(bodies)
+    ]
+    content = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    made = system.client().batches.create(
+        input_file_id=system.upload(content), endpoint=RESPONSES, completion_window="24h"
+    )
+    batch, output, errors = system.ended(made)
+    assert (batch.status, len(output), len(errors)) == ("completed", 1, 1)
+    response = Response.model_validate(output[0]["response"]["body"])
+    assert (response.output_text, response.metadata, response.object) == (
+        *("Hello there", {"a": "b"}, "response"),
+    )
+    with pytest.raises(openai.NotFoundError):
+        system.client().responses.retrieve(response.id)
+    assert errors[0]["response"]["body"]["error"]["param"] == "max_output_tokens"
 
 
 def test_a_file_with_bad_lines_is_refused_with_their_numbers_K4_K7(system: BatchSystem) -> None:

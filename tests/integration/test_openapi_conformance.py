@@ -91,12 +91,20 @@ def keep_the_rules_between_fields(body: dict[str, Any]) -> None:
         expires["seconds"] = int(expires["seconds"])
     if isinstance(body.get("model"), str) and body["model"]:
         body["model"] = "default"
-    for field in ("max_tokens", "max_completion_tokens", "min_tokens"):
+    for field in ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"):
         if type(body.get(field)) is int and 1 <= body[field] < 2**31:
             body[field] = 4
     for field, needed in (("top_logprobs", "logprobs"), ("stream_options", "stream")):
         if body.get(field) is not None and (body.get(needed) is None or body[needed] is False):
             body[needed] = True
+    if body.get("previous_response_id") is not None:
+        body.pop("conversation", None)
+    if body.get("background") is True:
+        body.pop("store", None)
+    text = body.get("text")
+    shape = text.get("format") if isinstance(text, dict) else None
+    if isinstance(shape, dict) and shape.get("type") == "json_schema" and shape.get("schema") is None:
+        shape["schema"] = {}
     wanted = body.get("response_format")
     if isinstance(wanted, dict) and wanted.get("type") == "json_schema":
         wanted["json_schema"] = wanted.get("json_schema") or {"schema": {}}

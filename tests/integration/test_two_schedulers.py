@@ -28,7 +28,7 @@ async def test_two_schedulers_give_a_worker_no_more_than_it_has_and_each_request
         worker={
             "engine": "sim",
             "max_seqs": SLOTS,
-            "heartbeat_ms": 50,
+            "heartbeat_ms": 200,  # an event or a dispatch may take four of them
             "sim": {"ttft_ms": 5, "tpot_ms": 5, "slowdown_per_request": 0},
         },
         scheduler={"reserved_slots": {}},

@@ -1,0 +1,1 @@
+"""The Responses API over the same pipeline that chat completions go through."""
