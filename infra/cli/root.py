@@ -22,6 +22,12 @@ _DATA_DIR = click.option(
     help="Folder of the stack's state, logs and Redis data.",
     show_default="$HEADRACE_DATA_DIR or ~/.local/share/headrace/dev",
 )
+_KEY = click.option(
+    "--key",
+    envvar="HEADRACE_API_KEY",
+    default=DEV_PAID_KEY,
+    help="API key.  [default: the development key]",
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -107,12 +113,7 @@ def reload_command(data_dir: Path) -> int:
 @click.argument("question")
 @_DATA_DIR
 @click.option("--url", metavar="WS_URL", help="Websocket to ask.  [default: the running stack's]")
-@click.option(
-    "--key",
-    envvar="HEADRACE_API_KEY",
-    default=DEV_PAID_KEY,
-    help="API key.  [default: the development key]",
-)
+@_KEY
 @click.option("--model", default="default", show_default=True)
 @click.option("--max-tokens", type=click.IntRange(1), help="Longest reply.")
 @click.option("--temperature", type=click.FloatRange(0, 2), help="0 gives the likeliest reply.")
@@ -121,6 +122,82 @@ def ask_command(question: str, **options: Any) -> int:
     from .ask import ask
 
     return ask(question, **options)
+
+
+@cli.group("batch")
+def batch_group() -> None:
+    """Batch jobs: files of prompts, answered behind everybody who waits."""
+
+
+def _calls_the_api(command: Any) -> Any:
+    """The options of a command that calls the gateway."""
+    for option in (
+        _DATA_DIR,
+        _KEY,
+        click.option("--url", metavar="URL", help="Gateway to call.  [default: the running stack's]"),
+    ):
+        command = option(command)
+    return command
+
+
+@batch_group.command("submit")
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--wait", is_flag=True, help="Show its progress until it has ended.")
+@click.option(
+    "--output", type=click.Path(path_type=Path, dir_okay=False), help="Wait, and write the answers here."
+)
+@click.option("--column", help="Of a CSV or Parquet file: where its prompts are.")
+@click.option("--model", default="default", show_default=True, help="For prompts.")
+@click.option("--system", help="What is said before each prompt.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Longest reply to a prompt.")
+@_calls_the_api
+def batch_submit_command(
+    path: Path,
+    column: str | None,
+    model: str,
+    system: str | None,
+    max_tokens: int | None,
+    **options: Any,
+) -> int:
+    """Run FILE as a batch: lines in the batch format, or prompts (one a line, or a column)."""
+    from .batch import submit
+    from .batch_input import PromptOptions
+
+    return submit(path, PromptOptions(model, system, max_tokens, column), **options)
+
+
+@batch_group.command("status")
+@click.argument("batch_id")
+@click.option("--wait", is_flag=True, help="Show its progress until it has ended.")
+@_calls_the_api
+def batch_status_command(batch_id: str, **options: Any) -> int:
+    """How far a batch is."""
+    from .batch import status
+
+    return status(batch_id, **options)
+
+
+@batch_group.command("cancel")
+@click.argument("batch_id")
+@_calls_the_api
+def batch_cancel_command(batch_id: str, **options: Any) -> int:
+    """End a batch; what is done can be fetched."""
+    from .batch import cancel
+
+    return cancel(batch_id, **options)
+
+
+@batch_group.command("results")
+@click.argument("batch_id")
+@click.option(
+    "--output", type=click.Path(path_type=Path, dir_okay=False), help="Instead of standard output."
+)
+@_calls_the_api
+def batch_results_command(batch_id: str, **options: Any) -> int:
+    """Fetch what a batch has come to."""
+    from .batch import results
+
+    return results(batch_id, **options)
 
 
 @cli.command("simulate")
