@@ -35,7 +35,7 @@ down:  ## Stop what `make up` or `make demo` started elsewhere
 	@$(BIN)/headrace down
 
 test: setup model  ## All tests
-	@infra/setup/chromium.sh
+	@infra/setup/test_tools.sh
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 MINUTES ?= 15
