@@ -5,11 +5,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from aiokafka.protocol.fetch import FetchRequest
 
 from infra import doorbell
-from infra.doorbell import Doorbell, Partition, Ringer
+from infra.doorbell import Doorbell, Partition, Ringer, fetch_when_rung
 
 #: What has been rung is heard by then.
 _SHORT = 0.05
@@ -122,3 +125,42 @@ async def test_a_ringer_does_not_wait_for_one_who_does_not_listen_any_more(
         ringer.ring(_A)
     assert await _rang(bell, _A)
     bell.close()
+
+
+class Client:
+    """A Kafka client whose broker's log of partition 0 ends at ``end``."""
+
+    def __init__(self, end: int) -> None:
+        self.end = end
+        self.waits_ms: list[int] = []
+
+    async def send(self, _node: object, request: Any) -> Any:
+        self.waits_ms.append(request._max_wait_ms)
+        return SimpleNamespace(topics=[("requests", [(0, 0, self.end, -1, None, b"")])])
+
+    async def close(self) -> None: ...
+
+
+async def test_what_is_known_to_be_there_is_fetched_at_once_and_with_patience(folder: Path) -> None:
+    """A log so long that a short fetch comes back without its records, but with its end."""
+    client = Client(end=7)
+    consumer: Any = SimpleNamespace(_client=client, assignment=lambda: {_A})
+    fetch_when_rung(consumer, folder)
+
+    async def fetch(offset: int) -> None:
+        request = FetchRequest(3, 1, 1 << 20, 0, [("requests", [(0, offset, 1 << 20)])])
+        await asyncio.wait_for(consumer._client.send(0, request), 10)
+
+    await fetch(5)  # of a new partition: at once
+    await fetch(5)
+    await fetch(6)
+    waiting = asyncio.ensure_future(fetch(7))
+    await asyncio.wait({waiting}, timeout=_SHORT)
+    assert not waiting.done()
+    assert client.waits_ms == [3, 500, 500]
+    ringer = Ringer(folder)
+    ringer.ring(_A)
+    await waiting
+    assert client.waits_ms == [3, 500, 500, 3]
+    ringer.close()
+    await consumer._client.close()
