@@ -124,6 +124,43 @@ def ask_command(question: str, **options: Any) -> int:
     return ask(question, **options)
 
 
+def _time(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
+    from .export import unix_ms
+
+    try:
+        return unix_ms(text) if text is not None else None
+    except ValueError:
+        raise click.BadParameter("must be a time in ISO 8601, as 2026-12-01T10:00") from None
+
+
+@cli.command("export")
+@_DATA_DIR
+@click.option("--config", type=click.Path(path_type=Path), help="Whose Kafka is read, instead.")
+@click.option(
+    "--output", type=click.Path(path_type=Path, dir_okay=False), help="Instead of standard output."
+)
+@click.option("--tenant", help="Only of this one.")
+@click.option("--conversation", help="Only this one (or the request with this id).")
+@click.option("--model", help="Only requests that this model served.")
+@click.option(
+    "--since", "since_ms", callback=_time, metavar="TIME", help="Only what was accepted since."
+)
+@click.option(
+    "--until", "until_ms", callback=_time, metavar="TIME", help="Only what was accepted before."
+)
+@click.option("--redact", is_flag=True, help="Letters become x, digits 0, names digests.")
+def export_command(
+    data_dir: Path, config: Path | None, output: Path | None, redact: bool, **wanted: Any
+) -> int:
+    """Write the conversations in the log as JSON lines, one each (docs/REPLAY.md)."""
+    from ..replay.turns import Wanted
+    from .export import export
+
+    return export(
+        config=config, data_dir=data_dir, output=output, wanted=Wanted(**wanted), redact=redact
+    )
+
+
 @cli.group("batch")
 def batch_group() -> None:
     """Batch jobs: files of prompts, answered behind everybody who waits."""

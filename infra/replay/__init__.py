@@ -1,0 +1,1 @@
+"""Conversations from the log: read, written as JSON lines."""
