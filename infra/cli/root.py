@@ -161,6 +161,62 @@ def export_command(
     )
 
 
+def _speed(_context: click.Context, _option: click.Parameter, text: str) -> float | None:
+    if text == "max":
+        return None
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = 0.0
+    if not 0 < speed < 1e6:
+        raise click.BadParameter("must be max, or how many times faster than recorded")
+    return speed
+
+
+@cli.command("replay")
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@_DATA_DIR
+@_KEY
+@click.option("--url", metavar="URL", help="Gateway to call.  [default: the running stack's]")
+@click.option("--model", default="default", show_default=True)
+@click.option("--temperature", type=click.FloatRange(0, 2))
+@click.option("--top-p", type=click.FloatRange(0, 1, min_open=True))
+@click.option("--max-tokens", type=click.IntRange(1), help="Longest reply.")
+@click.option("--seed", type=int)
+@click.option(
+    "--speed", default="max", callback=_speed, show_default=True, help="1 = as recorded, 4 = four times."
+)
+@click.option("--concurrency", type=click.IntRange(1, 1_000), default=8, show_default=True)
+@click.option("--own-replies", is_flag=True, help="Go on after the new replies, not the recorded ones.")
+@click.option("--limit", type=click.IntRange(1), help="Only so many conversations.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("replay"),
+    show_default=True,
+    help="Folder of the report.",
+)
+def replay_command(
+    path: Path,
+    speed: float | None,
+    concurrency: int,
+    own_replies: bool,
+    limit: int | None,
+    out: Path,
+    url: str | None,
+    key: str,
+    data_dir: Path,
+    **body: Any,
+) -> int:
+    """Run the conversations of FILE again, and compare (docs/REPLAY.md)."""
+    from ..replay.runner import ReplayOptions
+    from .replay import run_replay
+
+    asked = {name: value for name, value in body.items() if value is not None}
+    options = ReplayOptions(asked, speed, concurrency, own_replies)
+    return run_replay(path, options, limit=limit, out=out, url=url, key=key, data_dir=data_dir)
+
+
 @cli.group("batch")
 def batch_group() -> None:
     """Batch jobs: files of prompts, answered behind everybody who waits."""
