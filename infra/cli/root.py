@@ -330,6 +330,40 @@ def simulate_command(**options: Any) -> int:
     return simulate(**options)
 
 
+@cli.command("plan")
+@click.option(
+    "--model", metavar="SPEC", help="A preset, with changes: llama-3.1-70b,layers=81; or custom,..."
+)
+@click.option(
+    "--gpu", metavar="SPEC", help="A preset, with changes: h100,price_per_hour=2.5; or custom,..."
+)
+@click.option("--weights", metavar="FORMAT", help="bf16, fp8 or int4.  [default: the model's]")
+@click.option("--kv", metavar="FORMAT", help="KV cache: bf16 or fp8.  [default: bf16]")
+@click.option("--context", metavar="TOKENS", help="Longest conversation.  [default: the model's]")
+@click.option("--users", metavar="N", help="Online at the peak.  [default: 1000]")
+@click.option("--rate", metavar="PER_SECOND", help="Requests/s at the peak, instead of users.")
+@click.option("--prompt", metavar="TOKENS", help="Mean prompt.  [default: 2000]")
+@click.option("--reply", metavar="TOKENS", help="Mean reply.  [default: 400]")
+@click.option("--prefix-hit", metavar="PART", help="Of the prompt, found in a cache.  [default: 0.5]")
+@click.option("--ttft", "ttft_seconds", metavar="SECONDS", help="Target, first token.  [default: 2]")
+@click.option("--tpot", "tpot_ms", metavar="MS", help="Target, each token after it.  [default: 100]")
+@click.option(
+    "--tier", "tiers", metavar="NAME,KEY=VALUE", multiple=True, help="Instead of the default tiers."
+)
+@click.option("--assume", metavar="NAME=VALUE", multiple=True, help="Another value of an assumption.")
+@click.option("--file", type=click.Path(path_type=Path), help="All of these from a TOML file.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for PNG, HTML, JSON."
+)
+@click.option("--presets", is_flag=True, help="List models, GPUs and names of assumptions.")
+def plan_command(**options: Any) -> int:
+    """How many GPUs a load takes, and what Redis, Kafka and edges around them need (docs/PLANNING.md)."""
+    from .plan import plan
+
+    return plan(**options)
+
+
 @cli.command("topics")
 @click.option("--config", type=click.Path(path_type=Path), help="Configuration file (TOML or JSON).")
 @click.option("--kafka", metavar="HOST:PORT", help="Overrides the configuration's broker.")

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from stages.policy import PolicyName, make_policy
 from stages.simulation.experiment import Experiment
@@ -28,9 +27,12 @@ from stages.simulation.report import Report
 from stages.simulation.trace import read_trace
 
 from ..settings import Settings, SettingsError, load
+from .rows import page, print_rows
 from .simulate_tables import policy_rows, tier_rows
 
 TRACE_DRAIN_MS = 600_000.0
+
+_ALT = "Course of the simulation by tier and policy"
 
 
 def simulate(
@@ -116,12 +118,7 @@ def print_reports(reports: Sequence[Report]) -> None:
     """The tables, wide enough for their numbers wherever they are printed to."""
     console = Console(width=max(160, Console().width))
     for table in (tier_rows(reports), policy_rows(reports)):
-        shown = Table(title=table.title)
-        for position, head in enumerate(table.heads):
-            shown.add_column(head, justify="left" if position < table.names else "right", no_wrap=True)
-        for row in table.rows:
-            shown.add_row(*row)
-        console.print(shown)
+        print_rows(console, table)
 
 
 def write_results(folder: Path, reports: Sequence[Report], title: str) -> None:
@@ -130,7 +127,7 @@ def write_results(folder: Path, reports: Sequence[Report], title: str) -> None:
     Raises:
         SettingsError: the folder cannot be written to.
     """
-    from .simulate_draw import draw, page
+    from .simulate_draw import draw
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -138,7 +135,9 @@ def write_results(folder: Path, reports: Sequence[Report], title: str) -> None:
         (folder / "simulation.json").write_text(numbers, encoding="utf-8")
         picture = draw(reports, title)
         (folder / "simulation.png").write_bytes(picture)
-        (folder / "simulation.html").write_text(page(reports, title, picture), encoding="utf-8")
+        tables = (tier_rows(reports), policy_rows(reports))
+        shown = page(f"headrace simulate: {title}", picture, _ALT, tables)
+        (folder / "simulation.html").write_text(shown, encoding="utf-8")
     except OSError as error:
         raise SettingsError(f"--out: {folder}: {error.strerror}") from None
     click.echo(f"written: {folder}/simulation.html, .png and .json")

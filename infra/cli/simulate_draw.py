@@ -1,9 +1,7 @@
-"""Simulations as a picture and as a page of its own (no other file, no network)."""
+"""Simulations as a picture."""
 
 from __future__ import annotations
 
-import base64
-import html
 import io
 from collections.abc import Sequence
 
@@ -12,19 +10,9 @@ from matplotlib.figure import Figure
 
 from stages.simulation.report import Report
 
-from .simulate_tables import Rows, policy_rows, tier_rows
-
 #: One colour a policy, told apart by most kinds of colour vision (Okabe and Ito, 2008).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 HOUR_MS = 3_600_000.0
-
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; }
-table { border-collapse: collapse; margin: 1rem 0; } caption { text-align: left; font-weight: 600; }
-th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
-.name { text-align: left; } img { max-width: 100%; }
-.wide { overflow-x: auto; }
-"""
 
 
 def draw(reports: Sequence[Report], title: str) -> bytes:
@@ -111,30 +99,3 @@ def _draw_goodput(axes: Axes, reports: Sequence[Report], tiers: Sequence[str]) -
     axes.set_xticks(range(len(tiers)), tiers)
     axes.set(title="replies within their tier's TTFT target", ylabel="%")
     axes.set_ylim(0, 105)
-
-
-def page(reports: Sequence[Report], title: str, picture: bytes) -> str:
-    """A page with the picture and the numbers."""
-    image = base64.b64encode(picture).decode()
-    name = html.escape(title)
-    tables = "".join(_table(rows) for rows in (tier_rows(reports), policy_rows(reports)))
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>headrace simulate: {name}</title>'
-        f"<style>{_STYLE}</style><h1>headrace simulate: {name}</h1>"
-        f'<img alt="Course of the simulation by tier and policy" src="data:image/png;base64,{image}">'
-        f"{tables}</html>"
-    )
-
-
-def _table(table: Rows) -> str:
-    def cells(tag: str, row: Sequence[str]) -> str:
-        kinds = (' class="name"' if position < table.names else "" for position in range(len(row)))
-        return "".join(
-            f"<{tag}{kind}>{html.escape(cell)}</{tag}>" for kind, cell in zip(kinds, row, strict=True)
-        )
-
-    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in table.rows)
-    return (
-        f'<div class="wide"><table><caption>{table.title}</caption>'
-        f"<thead><tr>{cells('th', table.heads)}</tr></thead><tbody>{body}</tbody></table></div>"
-    )

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from stages.simulation.report import Report
 
-
-class Rows(NamedTuple):
-    """A table. The first ``names`` columns are words, the others numbers."""
-
-    title: str
-    names: int
-    heads: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+from .rows import Rows
 
 
 def tier_rows(reports: Sequence[Report]) -> Rows:
