@@ -92,6 +92,11 @@ class Reply:
             return self.terminal.usage
         return Usage(prompt_tokens=self.prompt_tokens or 0, completion_tokens=self.tokens_out)
 
+    @property
+    def text(self) -> str:
+        """What is out of the first choice."""
+        return self.choices[0].text if 0 in self.choices else ""
+
     def outcome_choices(self) -> list[OutcomeChoice]:
         """The choices as an outcome record holds them."""
         reasons = self.terminal.finish_reasons if self.terminal else []

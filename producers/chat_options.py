@@ -102,24 +102,26 @@ _Bias = Annotated[
 _UserName = Annotated[str, Field(pattern=f"^{USER_NAME_PATTERN}$")]
 
 
-class _Strict(BaseModel):
+class StrictBody(BaseModel):
+    """A body, or a part of one, of which fields that are not known are ignored."""
+
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
 
 
-class _JsonSchema(_Strict):
+class _JsonSchema(StrictBody):
     json_schema: Annotated[dict[str, Any], BeforeValidator(_schema), Field(alias="schema")]
 
 
-class _ResponseFormat(_Strict):
+class _ResponseFormat(StrictBody):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: _JsonSchema | None = None
 
 
-class _StreamOptions(_Strict):
+class _StreamOptions(StrictBody):
     include_usage: bool | None = None
 
 
-class ChatOptions(_Strict):
+class ChatOptions(StrictBody):
     """The optional fields; None means absent."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None

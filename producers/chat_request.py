@@ -18,10 +18,9 @@ from infra.settings import ModelSettings, Settings, TierSettings
 
 from .chat_messages import MESSAGES_SCHEMA, parse_messages
 from .chat_options import ChatOptions, parse_options
-from .refusals import invalid, unsupported
+from .refusals import Unsupported, invalid, refuse_unsupported, unsupported_schemas
 
-#: Fields that ask for what the system does not do, and the values that ask for nothing.
-_UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
+_UNSUPPORTED: Final[Unsupported] = {
     "tools": ([],),
     "tool_choice": ("none",),
     "functions": ([],),
@@ -46,16 +45,12 @@ _PRINTABLE_MODEL: Final = re.compile(r"[A-Za-z0-9._:/@-]{1,64}", re.ASCII)
 def chat_body_schema() -> dict[str, Any]:
     """JSON schema of the bodies that :func:`parse_chat_request` takes, for the OpenAPI document."""
     schema = ChatOptions.model_json_schema(ref_template="#/components/schemas/{model}")
-    refused = {
-        field: {"enum": [None, *nothing], "description": "Not supported."}
-        for field, nothing in _UNSUPPORTED.items()
-    }
     named = {"model": {"type": "string", "minLength": 1}, "messages": MESSAGES_SCHEMA}
     return schema | {
         "title": "ChatCompletionRequest",
         "description": "A chat completion body. Fields that are not listed are ignored; null means absent.",
         "required": list(named),
-        "properties": named | schema["properties"] | refused,
+        "properties": named | schema["properties"] | unsupported_schemas(_UNSUPPORTED),
     }
 
 
@@ -85,11 +80,17 @@ class ChatRequest:
     before: list[Message] = field(default_factory=list)
 
 
-def parse_chat_request(body: object, settings: Settings, principal: Principal) -> ChatRequest:
+def parse_chat_request(
+    body: object,
+    settings: Settings,
+    principal: Principal,
+    messages: list[Message] | None = None,
+) -> ChatRequest:
     """Validate a chat completion body.
 
     Args:
         body: decoded JSON.
+        messages: valid ones, instead of the body's.
         settings: which models there are.
         principal: who asks; its tier decides which models it may use.
 
@@ -100,11 +101,9 @@ def parse_chat_request(body: object, settings: Settings, principal: Principal) -
     if not isinstance(body, dict):
         raise ApiError(ErrorCode.INVALID_REQUEST, "The body must be a JSON object.")
     name, model = resolve_model(body.get("model"), settings, principal)
-    for param, nothing in _UNSUPPORTED.items():
-        value = body.get(param)
-        if value is not None and value not in nothing:
-            raise unsupported(param, "this parameter is")
-    messages = parse_messages(body.get("messages"))
+    refuse_unsupported(body, _UNSUPPORTED)
+    if messages is None:
+        messages = parse_messages(body.get("messages"))
     options = parse_options(body)
     return ChatRequest(
         model=name,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from typing import Any
+
 from pydantic import ValidationError
 
 from contracts.errors import ApiError, ErrorCode
@@ -15,6 +18,26 @@ def invalid(param: str, message: str) -> ApiError:
 def unsupported(param: str, what: str) -> ApiError:
     """The field asks for something this system does not do."""
     return ApiError(ErrorCode.UNSUPPORTED, f"'{param}': {what} not supported here.", param=param)
+
+
+#: Fields that ask for what the system does not do, and the values that ask for nothing.
+Unsupported = Mapping[str, Collection[object]]
+
+
+def refuse_unsupported(body: Mapping[str, Any], fields: Unsupported) -> None:
+    """Raise :class:`ApiError` for the first of these fields that asks for something, as null does not."""
+    for field, nothing in fields.items():
+        value = body.get(field)
+        if value is not None and value not in nothing:
+            raise unsupported(field, "this parameter is")
+
+
+def unsupported_schemas(fields: Unsupported) -> dict[str, dict[str, Any]]:
+    """JSON schemas of these fields, for the OpenAPI document."""
+    return {
+        field: {"enum": [None, *nothing], "description": "Not supported."}
+        for field, nothing in fields.items()
+    }
 
 
 def refused_field(error: ValidationError) -> ApiError:

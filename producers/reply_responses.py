@@ -11,7 +11,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 DEGRADED_HEADER: Final = "x-headrace-degraded"
 _SSE_HEADERS: Final = [(name.lower().encode(), value.encode()) for name, value in SSE_HEADERS.items()]
 POLL_SECONDS: Final = 10.0
-_PATH: Final = "/v1/chat/completions/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,17 @@ class ReplyServices:
 
 
 class ReplyResponse(Response):
-    """Reads one reply for one client; ends ``span`` on every way out."""
+    """Reads one reply for one client; ends ``span`` on every way out.
+
+    Attributes:
+        path: below which replies of this kind are read.
+        noun: what clients are told that it is.
+        readable: whether it can be read again.
+    """
+
+    path: ClassVar = "/v1/chat/completions/"
+    noun: ClassVar = "reply"
+    readable = True
 
     def __init__(
         self, services: ReplyServices, facts: ReplyFacts, span: ChatSpan, after: StreamId
@@ -101,27 +110,45 @@ class ReplyResponse(Response):
         The redirect is relative, so it holds behind a proxy too; clients that follow it wait there.
         """
         where = self._where()
-        message = f"The server is restarting; the reply goes on. Read it with GET {_PATH}{where}."
+        message = f"The server is restarting; the {self.noun} goes on."
+        if self.readable:
+            message += f" Read it with GET {self.path}{where}."
         body = error_body(ErrorCode.UNAVAILABLE, message)
-        if self._started:
-            await self._fail_started(body, send)
+        if self._started or not self.readable:
+            await self._fail(body, scope, receive, send)
             return
         response = JsonResponse({"error": body.model_dump()}, status_code=303)
-        inside = scope["path"].startswith(_PATH)
-        response.headers["location"] = where if inside else f"completions/{where}"
+        inside = scope["path"].startswith(self.path)
+        last = self.path.rstrip("/").rpartition("/")[2]
+        response.headers["location"] = where if inside else f"{last}/{where}"
         await response(scope, receive, send)
 
     def _where(self) -> str:
         """What follows the endpoint's path to read the rest of this reply."""
         return self._facts.request_id
 
+    async def _first(self, reader: ReplyReader) -> list[StreamEntry]:
+        """Entries until the request is through moderation, or has ended."""
+        entries: list[StreamEntry] = []
+        position = self._after
+        while position < MODERATED:
+            entries += await reader.next(POLL_SECONDS)
+            position = entries[-1].id if entries else position
+        return entries
+
+    @staticmethod
+    def _ended_before_text(reader: ReplyReader, first: list[StreamEntry]) -> ErrorBody | None:
+        """The error of a request that ended within its first entries, none of which is text."""
+        if reader.terminal is None or any(isinstance(e.entry, Text) for e in first):
+            return None
+        return terminal_error(reader.terminal)
+
     @abstractmethod
     async def _answer(self, reader: ReplyReader, scope: Scope, receive: Receive, send: Send) -> None:
         """Read and send."""
 
-    @abstractmethod
     async def _fail_started(self, body: ErrorBody, send: Send) -> None:
-        """End an answer whose status line is out with an error."""
+        """End an answer whose status line is out with an error, where it is not of one piece."""
 
 
 class EventStreamReply(ReplyResponse):
@@ -149,11 +176,10 @@ class EventStreamReply(ReplyResponse):
 
     async def _answer(self, reader: ReplyReader, scope: Scope, receive: Receive, send: Send) -> None:
         first = await self._first(reader)
-        if reader.terminal is not None and not any(isinstance(e.entry, Text) for e in first):
-            error = terminal_error(reader.terminal)
-            if error is not None and self._after < MODERATED:
-                await self._fail(error, scope, receive, send)
-                return
+        error = self._ended_before_text(reader, first)
+        if error is not None and self._after < MODERATED:
+            await self._fail(error, scope, receive, send)
+            return
         await sse_start(send, reader.facts.degraded)
         self._started = True
         if first:
@@ -164,15 +190,6 @@ class EventStreamReply(ReplyResponse):
             await send_part(send, part, more=not reader.ended)
         if not reader.ended:
             await send_part(send, b"", more=False)
-
-    async def _first(self, reader: ReplyReader) -> list[StreamEntry]:
-        """Entries until the request is through moderation, or has ended."""
-        entries: list[StreamEntry] = []
-        position = self._after
-        while position < MODERATED:
-            entries += await reader.next(POLL_SECONDS)
-            position = entries[-1].id if entries else position
-        return entries
 
     async def _fail_started(self, body: ErrorBody, send: Send) -> None:
         await send_part(send, self._encoder.error(body), more=False)
@@ -204,9 +221,6 @@ class WholeReply(ReplyResponse):
         headers = degraded_header(reader.facts.degraded)
         completion = builder.completion(reader.facts) | dict(self._more)
         await JsonResponse(completion, headers=headers)(scope, receive, send)
-
-    async def _fail_started(self, body: ErrorBody, send: Send) -> None:
-        """Nothing to add: the one message of the answer is out, or the client is gone."""
 
 
 def degraded_header(degraded: Degraded | None) -> dict[str, str]:

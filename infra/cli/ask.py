@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
 from ..settings import DEV_PAID_KEY
 from ..stack.errors import StackError
-from ..stack.state import running_state
+from ..stack.state import state_to_call
 from .ask_session import STOP_CLOSE_CODES, AskSession, Ended, Progress, ReplyText
 
 #: Without any contact for so long, asking ends.
@@ -41,10 +41,7 @@ def ask(
         StackError: there is nobody to ask, or the connection is lost for good.
     """
     if url is None:
-        state = running_state(data_dir)
-        if state is None:
-            raise StackError(f"no stack runs on {data_dir}: headrace up (or give --url)")
-        url = state.ws_url
+        url = state_to_call(data_dir, "--url").ws_url
     session = AskSession(question, model, max_tokens, temperature)
     return asyncio.run(_with_interrupt(_Conversation(session, url, key)))
 

@@ -21,9 +21,9 @@ from rich.progress import (
 )
 
 from ..stack.errors import StackError
-from ..stack.state import running_state
-from .batch_api import BatchApi, endpoint_of
-from .batch_input import ENDPOINT, PromptOptions, batch_lines
+from ..stack.state import state_to_call
+from .batch_api import BatchApi
+from .batch_input import PromptOptions, batch_lines, endpoint_of
 
 _FINAL: Final = ("completed", "failed", "expired", "cancelled")
 _LOOK_SECONDS: Final = 1.0
@@ -34,10 +34,7 @@ _GIVE_UP_SECONDS: Final = 60.0
 @contextmanager
 def _api(url: str | None, key: str, data_dir: Path) -> Iterator[BatchApi]:
     if url is None:
-        state = running_state(data_dir)
-        if state is None:
-            raise StackError(f"no stack runs on {data_dir}: headrace up (or give --url)")
-        url = state.url
+        url = state_to_call(data_dir, "--url").url
     api = BatchApi(url, key)
     try:
         yield api
@@ -65,14 +62,12 @@ def submit(
         for line in batch_lines(path, options):
             lines.write(line)
             count += 1
-        lines.flush()
         if not count:
             raise StackError(f"{path} has no prompts")
-        lines.seek(0)
-        _say(f"uploading {count:,} lines ({lines.seek(0, 2) / 1e6:,.1f} MB)")
+        _say(f"uploading {count:,} lines ({lines.tell() / 1e6:,.1f} MB)")
         lines.seek(0)
         file_id = api.upload(f"{path.stem}.jsonl", lines.file)
-        batch = api.create(file_id, endpoint_of(Path(lines.name), ENDPOINT))
+        batch = api.create(file_id, endpoint_of(Path(lines.name)))
         print(batch["id"], flush=True)
         if not wait and output is None:
             _say(f"it runs: headrace batch status {batch['id']}")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import IO, Any, Final
 from urllib.parse import quote
 
@@ -80,16 +78,6 @@ class BatchApi:
             yield
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise StackError(f"{self._url}: {type(error).__name__}: {error}") from None
-
-
-def endpoint_of(path: Path, default: str) -> str:
-    """The endpoint that the first line of an input in the batch format names."""
-    with path.open("rb") as file:
-        first = next((line for line in file if line.strip()), b"")
-    try:
-        return str(json.loads(first.decode("utf-8-sig"))["url"])
-    except (ValueError, KeyError, TypeError):
-        return default
 
 
 def _checked(answer: httpx.Response) -> dict[str, Any]:

@@ -49,6 +49,16 @@ def batch_lines(path: Path, options: PromptOptions) -> Iterator[bytes]:
         raise StackError(f"{path}: {error}") from None
 
 
+def endpoint_of(path: Path) -> str:
+    """The endpoint that the first line of a file in the batch format names."""
+    with path.open("rb") as file:
+        first = next((line for line in file if line.strip()), b"")
+    try:
+        return str(json.loads(first.decode("utf-8-sig"))["url"])
+    except (ValueError, KeyError, TypeError):
+        return ENDPOINT
+
+
 def _is_batch(path: Path) -> bool:
     """Whether the first line that is not blank is one of a batch: an object with a ``custom_id``."""
     with path.open(encoding="utf-8-sig") as file:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -17,7 +16,7 @@ from ..replay.report import figures, line_of, page
 from ..replay.runner import ReplayOptions, TurnResult, replay
 from ..replay.sources import RecordedConversation, read_conversations
 from ..stack.errors import StackError
-from ..stack.state import running_state
+from ..stack.state import state_to_call
 
 
 def run_replay(
@@ -36,15 +35,8 @@ def run_replay(
         0; 1 where a turn did not complete; 130 after Ctrl-C, when what was done is written all the same.
     """
     if url is None:
-        state = running_state(data_dir)
-        if state is None:
-            raise StackError(f"no stack runs on {data_dir}: headrace up (or give --url)")
-        url = state.url
+        url = state_to_call(data_dir, "--url").url
     conversations = _read(path)[:limit]
-    if options.speed is None:  # as fast as possible: the order of the file, not its times
-        conversations = [
-            replace(c, turns=[replace(turn, at_ms=0) for turn in c.turns]) for c in conversations
-        ]
     total = sum(len(c.turns) for c in conversations)
     results: list[TurnResult] = []
     try:

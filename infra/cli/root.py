@@ -30,6 +30,17 @@ _KEY = click.option(
 )
 
 
+def _calls_the_api(command: Any) -> Any:
+    """The options of a command that calls the gateway."""
+    for option in (
+        _DATA_DIR,
+        _KEY,
+        click.option("--url", metavar="URL", help="Gateway to call.  [default: the running stack's]"),
+    ):
+        command = option(command)
+    return command
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 def cli() -> None:
     """Headrace: event-driven serving of chat with large language models."""
@@ -220,17 +231,6 @@ def replay_command(
 @cli.group("batch")
 def batch_group() -> None:
     """Batch jobs: files of prompts, answered behind everybody who waits."""
-
-
-def _calls_the_api(command: Any) -> Any:
-    """The options of a command that calls the gateway."""
-    for option in (
-        _DATA_DIR,
-        _KEY,
-        click.option("--url", metavar="URL", help="Gateway to call.  [default: the running stack's]"),
-    ):
-        command = option(command)
-    return command
 
 
 @batch_group.command("submit")

@@ -142,6 +142,18 @@ def data_dir_lock(data_dir: Path) -> Iterator[None]:
         yield
 
 
+def state_to_call(data_dir: Path, option: str) -> StackState:
+    """The state of the stack that runs on a data folder, for a command that may name another with ``option``.
+
+    Raises:
+        StackError: none runs.
+    """
+    state = running_state(data_dir)
+    if state is None:
+        raise StackError(f"no stack runs on {data_dir}: headrace up (or give {option})")
+    return state
+
+
 def running_state(data_dir: Path) -> StackState | None:
     """The state of the stack that runs on a data folder; None when none does."""
     try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from contracts.entries import StreamEntry, Terminal
-from contracts.identity import Principal, make_request_id
+from contracts.identity import Principal
 from contracts.reply import Reply
 from contracts.tiers import Status
 from infra.settings import Settings
@@ -16,7 +16,7 @@ from ..chat_request import ChatRequest, parse_chat_request
 from ..completion import CompletionBuilder
 from ..request_times import ReplyFacts
 from ..responses.body import parse_response_body
-from ..responses.objects import Ending, ResponseFacts, ended_response
+from ..responses.objects import ResponseFacts, response_of
 
 #: From the facts and the whole stream of a completed request to what the endpoint's call would have answered.
 Answer = Callable[[ReplyFacts, Iterable[StreamEntry]], dict[str, Any]]
@@ -34,39 +34,14 @@ class LineRequest:
     answer: Answer
 
 
-class Endpoint(Protocol):
-    """An endpoint whose requests can be lines of a batch. Pure."""
-
-    def request_id(self, created_ms: int, identifying: bytes) -> str:
-        """The id of a line's request: the same arguments give the same id.
-
-        Args:
-            created_ms: Unix milliseconds.
-            identifying: 10 bytes that name the line.
-        """
-
-    def parse(self, body: dict[str, Any], settings: Settings, principal: Principal) -> LineRequest:
-        """The request in a line's body.
-
-        Args:
-            principal: who made the batch.
-
-        Raises:
-            ApiError: what the endpoint's call would have refused it with.
-        """
+#: From a line's body, the settings and who made the batch to the line's request. Pure; raises the
+#: :class:`contracts.errors.ApiError` that the endpoint's call would have refused the body with.
+Parse = Callable[[dict[str, Any], Settings, Principal], LineRequest]
 
 
-class ChatCompletions:
-    """``/v1/chat/completions``."""
-
-    def request_id(self, created_ms: int, identifying: bytes) -> str:
-        """See :class:`Endpoint`."""
-        return make_request_id(created_ms, identifying)
-
-    def parse(self, body: dict[str, Any], settings: Settings, principal: Principal) -> LineRequest:
-        """See :class:`Endpoint`."""
-        chat = replace(parse_chat_request(body, settings, principal), leave_grace_ms=None)
-        return LineRequest(chat, _completion)
+def _chat_completion(body: dict[str, Any], settings: Settings, principal: Principal) -> LineRequest:
+    chat = replace(parse_chat_request(body, settings, principal), leave_grace_ms=None)
+    return LineRequest(chat, _completion)
 
 
 def _completion(facts: ReplyFacts, entries: Iterable[StreamEntry]) -> dict[str, Any]:
@@ -75,39 +50,30 @@ def _completion(facts: ReplyFacts, entries: Iterable[StreamEntry]) -> dict[str, 
     return builder.completion(facts)
 
 
-class Responses:
-    """``/v1/responses``. A line's response is kept only where it says so."""
+def _response(body: dict[str, Any], settings: Settings, principal: Principal) -> LineRequest:
+    """A line's response is kept only where it says so."""
+    call = parse_response_body({**body, "store": body.get("store") or False}, settings, principal)
+    chat = replace(call.request([]), leave_grace_ms=None)
 
-    def request_id(self, created_ms: int, identifying: bytes) -> str:
-        """See :class:`Endpoint`."""
-        return make_request_id(created_ms, identifying)
+    def answer(facts: ReplyFacts, entries: Iterable[StreamEntry]) -> dict[str, Any]:
+        reply = Reply().extend(entries)
+        response = ResponseFacts(
+            request_id=facts.request_id,
+            created=facts.created_ms // 1000,
+            model=facts.model,
+            keep=call.keep,
+            conversation_id=None,
+            messages=chat.messages,
+            stored=chat.keep is not None,
+            degraded=facts.degraded,
+        )
+        return response_of(response, reply, reply.terminal or Terminal(status=Status.FAILED))
 
-    def parse(self, body: dict[str, Any], settings: Settings, principal: Principal) -> LineRequest:
-        """See :class:`Endpoint`."""
-        call = parse_response_body({**body, "store": body.get("store") or False}, settings, principal)
-        chat = replace(call.request([]), leave_grace_ms=None)
-
-        def answer(facts: ReplyFacts, entries: Iterable[StreamEntry]) -> dict[str, Any]:
-            reply = Reply().extend(entries)
-            response = ResponseFacts(
-                request_id=facts.request_id,
-                created=facts.created_ms // 1000,
-                model=facts.model,
-                keep=call.keep,
-                conversation_id=None,
-                messages=chat.messages,
-                stored=chat.keep is not None,
-                degraded=facts.degraded,
-            )
-            terminal = reply.terminal or Terminal(status=Status.FAILED)
-            text = reply.choices[0].text if 0 in reply.choices else ""
-            return ended_response(response, Ending.of(terminal), text, reply.usage)
-
-        return LineRequest(chat, answer)
+    return LineRequest(chat, answer)
 
 
-#: By the address that a batch and its lines name.
-ENDPOINTS: dict[str, Endpoint] = {
-    "/v1/chat/completions": ChatCompletions(),
-    "/v1/responses": Responses(),
+#: How bodies are read, by the address that a batch and its lines name.
+ENDPOINTS: dict[str, Parse] = {
+    "/v1/chat/completions": _chat_completion,
+    "/v1/responses": _response,
 }

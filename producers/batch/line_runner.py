@@ -16,7 +16,7 @@ from typing import Final
 from contracts.batch import BatchRecord, LineFault
 from contracts.entries import Terminal
 from contracts.errors import ApiError, ErrorCode, error_body
-from contracts.identity import Principal
+from contracts.identity import Principal, make_request_id
 from contracts.stream_ids import ACCEPTED
 from contracts.tiers import Status
 from infra.settings import Settings
@@ -24,7 +24,7 @@ from infra.stream_redis import RedisTokenStreams
 
 from ..chat_request import ChatRequest
 from ..intake import PipelineIntake
-from .endpoints import ENDPOINTS, Endpoint
+from .endpoints import ENDPOINTS
 from .ids import line_bytes
 from .line_outcome import MAX_ATTEMPTS, PASSING, is_cut_off, result_of
 from .lines import parse_line
@@ -89,19 +89,19 @@ class LineRunner:
         Raises:
             StreamsUnavailable: Redis cannot be reached.
         """
-        endpoint = ENDPOINTS[batch.endpoint]
         line = parse_line(number, raw, batch.endpoint)
-        first_id = _request_id(batch, endpoint, number, 0)
+        first_id = _request_id(batch, number, 0)
         if isinstance(line, LineFault):  # the file is another one than was validated
             error = error_body(ErrorCode.INVALID_REQUEST, line.message, line.param)
             return FinishedLine(refused(batch, number, "", first_id, error))
         try:
-            request = endpoint.parse(line.body, self._settings(), _creator(self._settings(), batch))
+            settings = self._settings()
+            request = ENDPOINTS[batch.endpoint](line.body, settings, _creator(settings, batch))
         except ApiError as error:
             return FinishedLine(refused(batch, number, line.custom_id, first_id, error.body))
         made: list[str] = []
         for attempt in range(MAX_ATTEMPTS):
-            request_id = _request_id(batch, endpoint, number, attempt)
+            request_id = _request_id(batch, number, attempt)
             running.requests.add(request_id)
             try:
                 if not await self._to_its_end(batch, request.chat, request_id, running, slot):
@@ -192,8 +192,8 @@ class LineRunner:
         return None
 
 
-def _request_id(batch: BatchRecord, endpoint: Endpoint, number: int, attempt: int) -> str:
-    return endpoint.request_id(batch.created_ms, line_bytes(batch, number, attempt))
+def _request_id(batch: BatchRecord, number: int, attempt: int) -> str:
+    return make_request_id(batch.created_ms, line_bytes(batch, number, attempt))
 
 
 def _creator(settings: Settings, batch: BatchRecord) -> Principal:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from contracts.errors import ApiError, ErrorCode
 from contracts.identity import Principal
@@ -14,14 +14,20 @@ from contracts.records import Message
 from infra.settings import MAX_LEAVE_GRACE_SECONDS, Settings
 
 from ..chat_messages import MAX_MESSAGES, is_unicode
+from ..chat_options import StrictBody
 from ..chat_request import ChatRequest, parse_chat_request
 from ..message_items import ITEM_SCHEMA, parse_items
 from ..metadata import Metadata
-from ..refusals import invalid, refused_field, unsupported
+from ..refusals import (
+    Unsupported,
+    invalid,
+    refuse_unsupported,
+    refused_field,
+    unsupported_schemas,
+)
 from .ids import RESPONSE_ID_PATTERN, is_response_id
 
-#: Fields that ask for what the system does not do, and the values that ask for nothing.
-_UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
+_UNSUPPORTED: Final[Unsupported] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "include": ([],),
@@ -35,7 +41,6 @@ _UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
 _PASSED_ON: Final = ("temperature", "top_p", "seed", "top_k", "min_p", "min_tokens", "ignore_eos")
 #: What a chat completion calls a field of ours.
 _CHAT_NAMES: Final = {
-    "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "response_format.json_schema.schema": "text.format.schema",
     "response_format.json_schema": "text.format.schema",
@@ -62,11 +67,7 @@ def _conversation(raw: object) -> object:
     return named
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
-
-
-class _Format(_Strict):
+class _Format(StrictBody):
     type: Literal["text", "json_object", "json_schema"]
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
     description: Annotated[str, Field(max_length=1_024)] | None = None
@@ -74,15 +75,15 @@ class _Format(_Strict):
     json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
 
-class _Text(_Strict):
+class _Text(StrictBody):
     format: _Format | None = None
 
 
-class _ConversationName(_Strict):
+class _ConversationName(StrictBody):
     id: str
 
 
-class ResponseOptions(_Strict):
+class ResponseOptions(StrictBody):
     """The optional fields that are ours; None means absent."""
 
     instructions: Annotated[
@@ -141,10 +142,6 @@ class ResponseCall:
 def response_body_schema() -> dict[str, Any]:
     """JSON schema of the bodies that :func:`parse_response_body` takes, for the OpenAPI document."""
     schema = ResponseOptions.model_json_schema(ref_template="#/components/schemas/{model}")
-    refused = {
-        field: {"enum": [None, *nothing], "description": "Not supported."}
-        for field, nothing in _UNSUPPORTED.items()
-    }
     items = {"type": "array", "minItems": 1, "maxItems": MAX_MESSAGES, "items": ITEM_SCHEMA}
     named = {
         "model": {"type": "string", "minLength": 1},
@@ -154,7 +151,7 @@ def response_body_schema() -> dict[str, Any]:
         "title": "ResponseRequest",
         "description": "A response body. Fields that are not listed are ignored; null means absent.",
         "required": list(named),
-        "properties": named | schema["properties"] | refused,
+        "properties": named | schema["properties"] | unsupported_schemas(_UNSUPPORTED),
     }
 
 
@@ -167,10 +164,7 @@ def parse_response_body(body: object, settings: Settings, principal: Principal) 
     """
     if not isinstance(body, dict):
         raise ApiError(ErrorCode.INVALID_REQUEST, "The body must be a JSON object.")
-    for field, nothing in _UNSUPPORTED.items():
-        value = body.get(field)
-        if value is not None and value not in nothing:
-            raise unsupported(field, "this parameter is")
+    refuse_unsupported(body, _UNSUPPORTED)
     try:
         options = ResponseOptions.model_validate(body)
     except ValidationError as error:
@@ -213,13 +207,12 @@ def _chat(
     chat: dict[str, Any] = {field: body.get(field) for field in _PASSED_ON}
     chat |= {
         "model": body.get("model"),
-        "messages": [message.model_dump(exclude_none=True) for message in messages],
         "max_completion_tokens": options.max_output_tokens,
         "response_format": _format(options),
         "leave_grace_seconds": options.leave_grace_seconds,
     }
     try:
-        return parse_chat_request(chat, settings, principal)
+        return parse_chat_request(chat, settings, principal, messages)
     except ApiError as error:
         raise _renamed(error) from None
 

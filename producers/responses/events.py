@@ -19,7 +19,7 @@ from contracts.errors import ErrorBody
 from contracts.reply import Reply
 from streaming_edge.json_text import json_text
 
-from .objects import Ending, ResponseFacts, ended_response, running_response, text_part
+from .objects import Ending, ResponseFacts, response_of, running_response, text_part
 
 #: Before the first event.
 NOTHING_SEEN: Final = -1
@@ -105,7 +105,7 @@ class ResponseEvents:
 
     def _end(self, terminal: Terminal) -> Iterable[dict[str, Any]]:
         ending = Ending.of(terminal)
-        text = self._reply.choices[0].text if 0 in self._reply.choices else ""
+        text = self._reply.text
         if ending.status in ("completed", "incomplete"):
             if not self._writing:
                 yield from self._begin()
@@ -114,7 +114,7 @@ class ResponseEvents:
             yield self._part("response.content_part.done", part=text_part(text))
             item = self.facts.output_item(text, complete=whole)
             yield {"type": "response.output_item.done", "output_index": 0, "item": item}
-        response = ended_response(self.facts, ending, text, self._reply.usage)
+        response = response_of(self.facts, self._reply, terminal)
         yield self._told(_LAST[ending.status], response)
 
     def _part(self, kind: str, **more: Any) -> dict[str, Any]:

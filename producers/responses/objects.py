@@ -14,6 +14,7 @@ from contracts.entries import Accepted, Terminal
 from contracts.errors import ErrorBody
 from contracts.keep import Keep
 from contracts.records import Message, Usage
+from contracts.reply import Reply
 from contracts.stored_reply import StoredReply
 from contracts.tiers import FinishReason, Status
 from streaming_edge.terminal import terminal_error
@@ -263,6 +264,13 @@ def ended_response(
     whole = ending.status == "completed"
     output = [facts.output_item(text, complete=whole)] if text or whole else []
     return _response(facts, ending, usage_of(usage), output, ended if whole else None)
+
+
+def response_of(facts: ResponseFacts, reply: Reply, terminal: Terminal) -> dict[str, Any]:
+    """A response that has ended, from its whole token stream."""
+    if reply.accepted is not None:
+        facts = facts.as_accepted(reply.accepted)
+    return ended_response(facts, Ending.of(terminal), reply.text, reply.usage)
 
 
 def _response(

@@ -10,6 +10,7 @@ from contracts.identity import Principal
 from contracts.records import Message
 from contracts.reply import Reply
 from contracts.stored_reply import StoredReply
+from contracts.stream_ids import SEAL, StreamId
 from contracts.tiers import Status
 from infra.stored_replies_redis import StoredReplies
 from infra.stream_redis import RedisTokenStreams
@@ -54,11 +55,10 @@ class ResponseReading:
     async def now(self, reply: StoredReply) -> dict[str, Any]:
         """A kept response as the API shows it at this moment."""
         facts = ResponseFacts.of_stored(reply)
-        reply = await self._with_its_end(reply)
+        reply, last = await self._with_its_end(reply)
         if reply.status is not None:
             return _ended(facts, reply)
-        (last,) = await self._streams.last_ids([reply.id])
-        queued = facts.background and (last is None or not last.attempt)
+        queued = facts.background and not last.attempt
         return running_response(facts, "queued" if queued else "in_progress")
 
     async def earlier(self, principal: Principal, response_id: str | None) -> list[Message]:
@@ -79,7 +79,7 @@ class ResponseReading:
                 raise ApiError(
                     ErrorCode.NOT_FOUND, "There is no such response.", param="previous_response_id"
                 )
-            reply = await self._with_its_end(reply)
+            reply, _ = await self._with_its_end(reply)
             if reply.status is not Status.COMPLETED:
                 raise invalid("previous_response_id", "names a response that has not completed.")
             if reply.conversation_id is not None:
@@ -97,23 +97,22 @@ class ResponseReading:
         reply = await self._kept.get(principal.tenant, request_id_of(response_id))
         return reply if reply is not None and reply.kind == KIND else None
 
-    async def _with_its_end(self, reply: StoredReply) -> StoredReply:
-        """With the end that its stream has, where the store does not know it yet."""
+    async def _with_its_end(self, reply: StoredReply) -> tuple[StoredReply, StreamId]:
+        """With its stream's end where the store does not know it yet; and how far the stream is."""
         if reply.status is not None:
-            return reply
+            return reply, SEAL
         (last,) = await self._streams.last_ids([reply.id])
         if last is not None and not last.is_seal:
-            return reply
+            return reply, last
         folded = Reply().extend(await self._streams.read_all(reply.id))
         terminal = folded.terminal or _LOST
-        return reply.model_copy(
-            update={
-                "status": terminal.status,
-                "choices": folded.outcome_choices(),
-                "usage": folded.usage,
-                "error": terminal.error,
-            }
-        )
+        end = {
+            "status": terminal.status,
+            "choices": folded.outcome_choices(),
+            "usage": folded.usage,
+            "error": terminal.error,
+        }
+        return reply.model_copy(update=end), SEAL
 
 
 def _text(reply: StoredReply) -> str:

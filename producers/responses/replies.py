@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Final
 
 from starlette.types import Receive, Scope, Send
 
-from contracts.entries import StreamEntry
-from contracts.errors import ErrorBody, ErrorCode, error_body
+from contracts.errors import ErrorBody
 from contracts.reply import Reply
-from contracts.stream_ids import MODERATED, START
+from contracts.stream_ids import START
 from streaming_edge.sse import sse_body
 from streaming_edge.terminal import terminal_error
 
 from ..chat_span import ChatSpan
-from ..http_errors import JsonResponse, error_response
+from ..http_errors import JsonResponse
 from ..reply_reader import ReplyReader
 from ..reply_responses import (
     POLL_SECONDS,
@@ -28,18 +26,19 @@ from ..reply_responses import (
 from ..request_times import ReplyFacts
 from .events import ResponseEvents
 from .ids import response_id_of
-from .objects import Ending, ResponseFacts, ended_response
-
-PATH: Final = "/v1/responses/"
+from .objects import ResponseFacts, response_of
 
 
 class _ResponseReply(ReplyResponse):
-    """What both have in common: where they are read on when the gateway stops.
+    """What both have in common.
 
     Args:
         direct: the answer to the call that makes the response: what ends it before its first token is an
             error of that call.
     """
+
+    path = "/v1/responses/"
+    noun = "response"
 
     def __init__(
         self,
@@ -52,24 +51,11 @@ class _ResponseReply(ReplyResponse):
     ) -> None:
         super().__init__(services, times, span, START)
         self._response = facts
+        self.readable = facts.stored
         self._direct = direct
 
-    async def _send_elsewhere(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As the base class does; a response that is not stored can be read on nowhere."""
-        where = f"{response_id_of(self._response.request_id)}?{self._query()}"
-        message = "The server is restarting; the response goes on."
-        if self._response.stored:
-            message += f" Read it with GET {PATH}{where}."
-        body = error_body(ErrorCode.UNAVAILABLE, message)
-        if self._started:
-            await self._fail_started(body, send)
-        elif not self._response.stored:
-            await error_response(body, retry_after_seconds=1)(scope, receive, send)
-        else:
-            answer = JsonResponse({"error": body.model_dump()}, status_code=303)
-            inside = scope["path"].startswith(PATH)
-            answer.headers["location"] = where if inside else f"responses/{where}"
-            await answer(scope, receive, send)
+    def _where(self) -> str:
+        return f"{response_id_of(self._response.request_id)}?{self._query()}"
 
     @abstractmethod
     def _query(self) -> str:
@@ -96,14 +82,11 @@ class ResponseEventStream(_ResponseReply):
         return "stream=true" + (f"&starting_after={seen}" if seen >= 0 else "")
 
     async def _answer(self, reader: ReplyReader, scope: Scope, receive: Receive, send: Send) -> None:
-        first: list[StreamEntry] = []
-        while self._direct and (not first or first[-1].id < MODERATED):
-            first += await reader.next(POLL_SECONDS)
-        if reader.terminal is not None and not Reply().extend(first).tokens_out:
-            error = terminal_error(reader.terminal)
-            if error is not None:
-                await self._fail(error, scope, receive, send)
-                return
+        first = await self._first(reader) if self._direct else []
+        error = self._ended_before_text(reader, first)
+        if error is not None:
+            await self._fail(error, scope, receive, send)
+            return
         await sse_start(send, reader.facts.degraded)
         self._started = True
         if first:
@@ -132,12 +115,5 @@ class WholeResponse(_ResponseReply):
             await self._fail(error, scope, receive, send)
             return
         self._started = True
-        text = folded.choices[0].text if 0 in folded.choices else ""
-        facts = self._response
-        if folded.accepted is not None:
-            facts = facts.as_accepted(folded.accepted)
-        shown = ended_response(facts, Ending.of(terminal), text, folded.usage)
+        shown = response_of(self._response, folded, terminal)
         await JsonResponse(shown, headers=degraded_header(reader.facts.degraded))(scope, receive, send)
-
-    async def _fail_started(self, body: ErrorBody, send: Send) -> None:
-        """Nothing to add: the one message of the answer is out, or the client is gone."""

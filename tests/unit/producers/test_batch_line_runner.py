@@ -11,17 +11,16 @@ import pytest
 
 from contracts.entries import Accepted, Entry, Moderated, Started, StreamEntry, Terminal, Text
 from contracts.errors import ApiError, ErrorCode, error_body
-from contracts.identity import Principal, is_request_id
+from contracts.identity import Principal, is_request_id, make_request_id
 from contracts.stream_ids import ACCEPTED, MODERATED, SEAL, StreamId
 from contracts.tiers import FinishReason, Status
 from infra.settings import development
-from producers.batch.endpoints import ENDPOINTS
 from producers.batch.ids import line_bytes
 from producers.batch.line_runner import FinishedLine, LineRunner
 from producers.batch.running import Running
 from producers.batch.seal_watch import SealWatch
 from producers.chat_request import ChatRequest
-from tests.batches import CHAT, begun, input_lines
+from tests.batches import begun, input_lines
 
 BATCH = begun(1, key_id="dev", tenant="dev")
 LINE = input_lines(["a"]).strip()
@@ -76,7 +75,7 @@ class Pipeline:
 
 
 def request_id(attempt: int = 0) -> str:
-    return ENDPOINTS[CHAT].request_id(BATCH.created_ms, line_bytes(BATCH, 1, attempt))
+    return make_request_id(BATCH.created_ms, line_bytes(BATCH, 1, attempt))
 
 
 class Rig:
