@@ -6,7 +6,7 @@ import asyncio
 import base64
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, ConsumerRecord
@@ -30,6 +30,8 @@ _COMMIT_SECONDS = 2.0
 #: Who waits for room does not poll, for hours if it must, and is no dead member of its group. Whether a
 #: consumer follows its log is watched by :mod:`infra.kafka_watch`.
 POLL_INTERVAL_MS = 7 * 24 * 3600 * 1000
+#: Who reads to the end of a log waits so long for records, then looks at its positions again.
+_LOOK_MS = 500
 
 #: Kafka record headers, as aiokafka wants them.
 Headers = list[tuple[str, bytes]]
@@ -37,6 +39,18 @@ Headers = list[tuple[str, bytes]]
 
 class PublishError(Exception):
     """A record could not be handed to Kafka within its deadline: nothing was promised to anyone."""
+
+
+class LogSilent(Exception):
+    """A broker gives no more records, though there are some.
+
+    Attributes:
+        missing: positions before the end that were not reached.
+    """
+
+    def __init__(self, missing: int) -> None:
+        super().__init__(f"{missing} records are missing")
+        self.missing = missing
 
 
 async def _broker_is_idempotent(settings: KafkaSettings) -> bool:
@@ -315,3 +329,50 @@ def make_consumer(
     if settings.doorbells is not None:
         fetch_when_rung(consumer, settings.doorbells)
     return consumer
+
+
+def make_reader(settings: KafkaSettings, topic: str, *, client_id: str) -> AIOKafkaConsumer:
+    """A consumer for :func:`read_to_end`: every partition of the topic is its own, from its beginning.
+
+    It fetches with patience, as the embedded broker finds nothing in a long log within a short fetch.
+    """
+    patience_ms = max(settings.fetch_max_wait_ms, _LOOK_MS)
+    patient = settings.model_copy(update={"doorbells": None, "fetch_max_wait_ms": patience_ms})
+    consumer = make_consumer(patient, group=None, client_id=client_id)
+    consumer.subscribe([topic])
+    return consumer
+
+
+async def read_to_end(
+    consumer: AIOKafkaConsumer, ends: Mapping[Partition, int], silence_seconds: float
+) -> AsyncIterator[list[ConsumerRecord]]:
+    """The records before ``ends``, from where a reader stands, in batches.
+
+    It goes by the consumer's positions: a log may have holes (compaction, the marks of transactions), and may
+    end with one.
+
+    Raises:
+        LogSilent: the end was not reached, and for so long nothing came.
+        KafkaError: see :meth:`AIOKafkaConsumer.getmany`.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + silence_seconds
+    missing = sum(ends.values())
+    while missing:
+        before = missing
+        try:
+            async with asyncio.timeout_at(deadline):
+                missing = await _missing(consumer, ends)
+                batch = await consumer.getmany(timeout_ms=_LOOK_MS) if missing else {}
+        except TimeoutError:
+            raise LogSilent(missing) from None
+        records = [r for p, some in batch.items() for r in some if r.offset < ends.get(p, 0)]
+        if records:
+            yield records
+        if records or missing < before:
+            deadline = loop.time() + silence_seconds
+
+
+async def _missing(consumer: AIOKafkaConsumer, ends: Mapping[Partition, int]) -> int:
+    """Positions between where the consumer stands and the ends."""
+    return sum([max(0, end - await consumer.position(p)) for p, end in ends.items()])

@@ -150,6 +150,7 @@ class ChatOptions(StrictBody):
         str | None, BeforeValidator(_conversation, json_schema_input_type=_UserName | None)
     ] = None
     leave_grace_seconds: Annotated[float, Field(ge=0, le=MAX_LEAVE_GRACE_SECONDS)] | None = None
+    service_tier: Literal["auto", "default", "flex"] | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
     metadata: Metadata = None
     store: bool | None = None

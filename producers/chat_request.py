@@ -7,7 +7,7 @@ Decided here: unknown fields are ignored; a null field is an absent one; ``max_c
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from contracts.errors import ApiError, ErrorCode
@@ -66,6 +66,7 @@ class ChatRequest:
         include_usage: whether the stream ends with a usage chunk.
         leave_grace_ms: how long it goes on without a reader; None = to its end.
         keep: what is to be stored of it; None = nothing.
+        flex: whether it waits as the lines of batches do.
     """
 
     model: str
@@ -77,6 +78,7 @@ class ChatRequest:
     conversation_id: str | None
     leave_grace_ms: int | None
     keep: Keep | None = None
+    flex: bool = False
     before: list[Message] = field(default_factory=list)
 
 
@@ -115,6 +117,7 @@ def parse_chat_request(
         conversation_id=options.conversation_id,
         leave_grace_ms=_leave_grace_ms(options, settings, principal),
         keep=_keep(options),
+        flex=_flex(options, settings, principal),
     )
 
 
@@ -149,6 +152,12 @@ def tier_of(settings: Settings, principal: Principal) -> TierSettings:
     if tier is None:
         raise ApiError(ErrorCode.INVALID_API_KEY, "The API key is no longer valid.")
     return tier
+
+
+def counted_as(settings: Settings, principal: Principal, request: ChatRequest) -> Principal:
+    """Whom a request counts for: its caller; with ``flex`` in the tier that lines of a batch count as."""
+    tier = settings.line_tier(principal.tier) if request.flex else None
+    return principal if tier is None else replace(principal, tier=tier)
 
 
 def may_use(model: ModelSettings, principal: Principal) -> bool:
@@ -188,6 +197,14 @@ def _keep(options: ChatOptions) -> Keep | None:
         return None
     params = options.model_dump(include=set(ECHOED_PARAMETERS), exclude_none=True)
     return Keep(kind="chat.completion", metadata=options.metadata or {}, params=params)
+
+
+def _flex(options: ChatOptions, settings: Settings, principal: Principal) -> bool:
+    if options.service_tier != "flex":
+        return False
+    if settings.line_tier(principal.tier) is None:
+        raise invalid("service_tier", "flex is not offered: there is no tier of class batch.")
+    return True
 
 
 def _leave_grace_ms(options: ChatOptions, settings: Settings, principal: Principal) -> int | None:

@@ -31,7 +31,7 @@ from infra.stored_replies_redis import StoredReplies
 from infra.stream_redis import Owner, RedisTokenStreams
 from infra.telemetry import ACCEPTED_REQUESTS, REFUSED_CALLS, trace_headers
 
-from .chat_request import ChatRequest, parse_chat_request, tier_of
+from .chat_request import ChatRequest, counted_as, parse_chat_request, tier_of
 from .conversation_context import ConversationContext
 from .degradation import Degradation
 from .idempotency import IdempotencyKeys, Once, once_of
@@ -145,6 +145,7 @@ class PipelineIntake:
             request_id: of a request that whoever repeats it names again: a repeat changes nothing. None makes
                 a new one.
         """
+        principal = counted_as(self._settings, principal, request)
         task = asyncio.create_task(
             self._submit_in_turn(principal, request, traceparent, once, request_id)
         )

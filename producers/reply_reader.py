@@ -9,10 +9,9 @@ from contracts.entries import Accepted, StreamEntry, Terminal
 from contracts.errors import ApiError, ErrorCode, error_body
 from contracts.stream_ids import StreamId
 from contracts.tiers import Status
-from contracts.token_stream import TokenStreams
-from streaming_edge.hub import Hub
-from streaming_edge.protocols import EntrySource
+from streaming_edge.protocols import EntrySource, StreamHub
 
+from .protocols import Seals
 from .request_times import ReplyFacts, unix_ms
 
 _SHORTEST_WAIT_SECONDS = 0.05
@@ -30,7 +29,7 @@ class ReplyReader:
     def __init__(
         self,
         source: EntrySource,
-        streams: TokenStreams,
+        streams: Seals,
         facts: ReplyFacts,
         *,
         started: bool,
@@ -78,7 +77,7 @@ class ReplyReader:
 
 @asynccontextmanager
 async def read_reply(
-    hub: Hub, streams: TokenStreams, facts: ReplyFacts, after: StreamId
+    hub: StreamHub, streams: Seals, facts: ReplyFacts, after: StreamId
 ) -> AsyncIterator[ReplyReader]:
     """Read a reply after an offset that was checked."""
     async with hub.subscribe(facts.request_id, after) as subscription:

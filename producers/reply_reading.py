@@ -14,14 +14,13 @@ from contracts.keep import ReplyKind
 from contracts.stored_reply import StoredReply
 from contracts.stream_ids import START
 from infra.live_settings import LiveSettings
-from infra.stored_replies_redis import StoredReplies
-from infra.stream_redis import RedisTokenStreams
+from streaming_edge.protocols import Intake, StreamStore
 from streaming_edge.terminal import terminal_error
 
 from .chat_span import ChatSpan
 from .http_errors import JsonResponse, error_response
 from .http_scope import name_request
-from .intake import PipelineIntake
+from .protocols import KeptReplies
 from .reply_responses import ReplyServices, WholeReply, degraded_header
 from .request_times import reply_facts
 from .stored_shapes import kept_fields, stored_completion
@@ -35,10 +34,10 @@ class ReplyReading:
     def __init__(
         self,
         live: LiveSettings,
-        intake: PipelineIntake,
-        streams: RedisTokenStreams,
+        intake: Intake,
+        streams: StreamStore,
         services: ReplyServices,
-        kept: StoredReplies,
+        kept: KeptReplies,
     ) -> None:
         self._live = live
         self._intake = intake
@@ -83,7 +82,7 @@ class ReplyReading:
         return reply if reply is not None and reply.kind == KIND else None
 
 
-async def accepted_entry(streams: RedisTokenStreams, request_id: str) -> Accepted:
+async def accepted_entry(streams: StreamStore, request_id: str) -> Accepted:
     """The ``0-1`` entry of a request.
 
     Raises:

@@ -20,8 +20,8 @@ from contracts.degraded import Degraded
 from contracts.entries import StreamEntry, Text
 from contracts.errors import ApiError, ErrorBody, ErrorCode, error_body
 from contracts.stream_ids import MODERATED, START, StreamId
-from contracts.token_stream import StreamsUnavailable, TokenStreams
-from streaming_edge.hub import Hub
+from contracts.token_stream import StreamsUnavailable
+from streaming_edge.protocols import StreamHub
 from streaming_edge.sse import SSE_HEADERS, ChatChunkEncoder, sse_body
 from streaming_edge.terminal import terminal_error
 
@@ -29,6 +29,7 @@ from .chat_span import ChatSpan
 from .completion import CompletionBuilder
 from .http_errors import JsonResponse, error_response
 from .intake import unavailable
+from .protocols import Seals
 from .replies import ClientLeft, GatewayLeaving, Replies
 from .reply_reader import ReplyReader, read_reply
 from .request_times import ReplyFacts
@@ -44,8 +45,8 @@ POLL_SECONDS: Final = 10.0
 class ReplyServices:
     """What answering needs."""
 
-    hub: Hub
-    streams: TokenStreams
+    hub: StreamHub
+    streams: Seals
     replies: Replies
     keepalive_seconds: float
 

@@ -16,9 +16,8 @@ from contracts.entries import Terminal
 from contracts.errors import ApiError, ErrorCode
 from contracts.stream_ids import MAX_PART, START, StreamId
 from infra.live_settings import LiveSettings
-from infra.stream_redis import RedisTokenStreams
 from streaming_edge.offsets import begun_choices, check_offset, parse_offset
-from streaming_edge.protocols import Door
+from streaming_edge.protocols import Door, StreamStore
 from streaming_edge.sse import ChatChunkEncoder
 
 from .api_document import ADMISSION_ERRORS, MODEL_ERRORS, REPLY_ERRORS, describe
@@ -30,8 +29,8 @@ from .http_auth import authenticate
 from .http_body import read_json
 from .http_errors import JsonResponse
 from .http_scope import name_request
-from .intake import PipelineIntake
 from .limit_headers import RATE_LIMIT_HEADERS
+from .protocols import ChatIntake
 from .query_flags import query_flag
 from .reply_reading import ReplyReading, accepted_entry
 from .reply_responses import DEGRADED_HEADER, EventStreamReply, ReplyServices, WholeReply
@@ -49,8 +48,8 @@ _DEGRADED: Final = {
 def make_chat_router(
     live: LiveSettings,
     door: Door,
-    intake: PipelineIntake,
-    streams: RedisTokenStreams,
+    intake: ChatIntake,
+    streams: StreamStore,
     services: ReplyServices,
     reading: ReplyReading,
     submitting: Submitting,

@@ -15,7 +15,7 @@ from .chat_request import ChatRequest
 from .chat_span import ChatSpan
 from .http_scope import name_request, note_rate_limits
 from .idempotency import once_of
-from .intake import PipelineIntake
+from .protocols import ChatIntake
 from .replies import Replies
 from .request_times import ReplyFacts, created_ms_of, reply_facts
 
@@ -31,7 +31,7 @@ class Submitted:
 class Submitting:
     """Hands requests of HTTP calls to the intake."""
 
-    def __init__(self, live: LiveSettings, intake: PipelineIntake, replies: Replies) -> None:
+    def __init__(self, live: LiveSettings, intake: ChatIntake, replies: Replies) -> None:
         self._live = live
         self._intake = intake
         self._replies = replies

@@ -10,7 +10,6 @@ from collections.abc import Collection
 from typing import Any
 
 import redis.asyncio as redis
-from aiokafka import TopicPartition
 from opentelemetry.trace import SpanKind
 
 from contracts.errors import RecordError
@@ -18,7 +17,7 @@ from contracts.records import OutcomeRecord, decode
 from contracts.stored_reply import ended_reply
 from contracts.topics import Topics
 from infra.conversations_redis import Conversations
-from infra.kafka import Publisher, make_consumer
+from infra.kafka import LogSilent, Publisher, make_reader, read_to_end
 from infra.limits_redis import LimitCounters
 from infra.settings import Settings
 from infra.stored_replies_redis import StoredReplies
@@ -150,37 +149,25 @@ class Rebuild:
         Raises:
             RoleStuck: the broker has stopped giving records.
         """
-        topic = self._settings.kafka.topics.outcomes
-        consumer = make_consumer(self._settings.kafka, group=None, client_id="headrace-history-rebuild")
-        consumer.subscribe([topic])
-        await consumer.start()
+        kafka = self._settings.kafka
+        consumer = make_reader(kafka, kafka.topics.outcomes, client_id="headrace-history-rebuild")
         count = 0
         try:
-            # Without a group every partition is ours, from its beginning.
+            await consumer.start()
             ends = await consumer.end_offsets(consumer.assignment())
-            while await self._behind(consumer, ends):
-                async with asyncio.timeout(REBUILD_SILENCE_SECONDS):
-                    batch = await consumer.getmany(timeout_ms=int(REBUILD_SILENCE_SECONDS * 500))
-                records = [r for rs in batch.values() for r in rs]
+            async for records in read_to_end(consumer, ends, REBUILD_SILENCE_SECONDS):
                 for start in range(0, len(records), REBUILD_AT_ONCE):
                     await asyncio.gather(
                         *(self._store(r.value) for r in records[start : start + REBUILD_AT_ONCE])
                     )
                 count += len(records)
-        except TimeoutError:
+        except LogSilent:
             raise RoleStuck("no outcomes to rebuild from") from None
         finally:
             await consumer.stop()
         await self._redis.set(EPOCH_KEY, int(time.time() * 1000))
         log.info("conversations rebuilt", extra={"outcomes": count})
         return count
-
-    @staticmethod
-    async def _behind(consumer: Any, ends: dict[TopicPartition, int]) -> bool:
-        for partition, end in ends.items():
-            if await consumer.position(partition) < end:
-                return True
-        return False
 
     async def _store(self, value: bytes | None) -> None:
         try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from contracts.entries import Text
 from contracts.errors import ApiError, ErrorCode
 from contracts.stream_ids import START, StreamId
-from infra.stream_redis import RedisTokenStreams
+
+from .protocols import StreamStore
 
 _PAGE = 500
 
@@ -24,7 +25,7 @@ def parse_offset(text: str) -> StreamId:
         ) from None
 
 
-async def check_offset(streams: RedisTokenStreams, request_id: str, text: str) -> StreamId:
+async def check_offset(streams: StreamStore, request_id: str, text: str) -> StreamId:
     """The position ``text`` names in this stream; ``0-0`` is its beginning.
 
     Raises:
@@ -51,7 +52,7 @@ async def check_offset(streams: RedisTokenStreams, request_id: str, text: str) -
     return offset
 
 
-async def begun_choices(streams: RedisTokenStreams, request_id: str, after: StreamId) -> frozenset[int]:
+async def begun_choices(streams: StreamStore, request_id: str, after: StreamId) -> frozenset[int]:
     """The choices that have text at or before ``after``; reads that part of the stream."""
     begun: set[int] = set()
     at = START

@@ -1,15 +1,20 @@
-"""The seams of the edge: who may come in, and how a request is put into the pipeline.
+"""The seams of the edge: who may come in, how a request is put into the pipeline, what is read of its stream.
 
-The edge owns them and never sees what is behind: ``producers`` implements both.
+The edge owns them and never sees what is behind: ``producers`` implements the first two;
+:class:`streaming_edge.hub.Hub` and :class:`infra.stream_redis.RedisTokenStreams` read from Redis, and
+:class:`infra.replay.player.Player` is all of them over recordings.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from contracts.entries import StreamEntry
 from contracts.identity import Principal
 from contracts.limits import Admission
+from contracts.stream_ids import StreamId
 
 
 class Door(Protocol):
@@ -78,3 +83,29 @@ class EntrySource(Protocol):
             streaming_edge.errors.StreamLost: the stream vanished.
             contracts.token_stream.StreamsUnavailable: this process stops reading.
         """
+
+
+class StreamHub(Protocol):
+    """Gives readers their cursors."""
+
+    def subscribe(self, request_id: str, after: StreamId) -> AbstractAsyncContextManager[EntrySource]:
+        """Read a stream after an offset that is known to be in it; after the seal, the seal once more."""
+
+
+class StreamStore(Protocol):
+    """What is in a token stream now; see :class:`contracts.token_stream.TokenStreams`.
+
+    Every method raises :class:`contracts.token_stream.StreamsUnavailable` when the store cannot be reached.
+    """
+
+    async def read(self, request_id: str, after: StreamId, limit: int) -> list[StreamEntry]:
+        """Up to ``limit`` entries after ``after``, in order; empty when there are none (yet)."""
+
+    async def read_all(self, request_id: str) -> list[StreamEntry]:
+        """The whole stream as it is now."""
+
+    async def last_ids(self, request_ids: Sequence[str]) -> Sequence[StreamId | None]:
+        """Id of each stream's last entry; None where there is no stream."""
+
+    async def has_entry(self, request_id: str, entry_id: StreamId) -> bool:
+        """Whether the stream holds an entry with exactly this id."""

@@ -20,14 +20,12 @@ from contracts.errors import ApiError, ErrorBody, ErrorCode, error_body
 from contracts.identity import Principal
 from infra.listeners import BACKLOG
 from infra.settings import Settings
-from infra.stream_redis import RedisTokenStreams
 from infra.tasks import end_tasks
 from infra.telemetry import SOCKETS
 
 from .close_codes import CloseCase
 from .handshake import HEALTH_PATH, PATH, bearer_key, origin_allowed
-from .hub import Hub
-from .protocols import Door, Intake
+from .protocols import Door, Intake, StreamHub, StreamStore
 from .session import SessionLimits
 from .socket_websockets import CLOSE_TIMEOUT_SECONDS, EdgeParts, Socket
 
@@ -55,7 +53,7 @@ class EdgeServer:
     """
 
     def __init__(
-        self, settings: Settings, door: Door, intake: Intake, streams: RedisTokenStreams, hub: Hub
+        self, settings: Settings, door: Door, intake: Intake, streams: StreamStore, hub: StreamHub
     ) -> None:
         edge = settings.edge
         self._edge = edge

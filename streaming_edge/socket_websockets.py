@@ -24,16 +24,14 @@ from contracts.identity import Principal
 from contracts.reply import Reply
 from contracts.stream_ids import START, StreamId
 from contracts.token_stream import StreamsUnavailable
-from infra.stream_redis import RedisTokenStreams
 from infra.tasks import end_tasks
 from infra.telemetry import end_span, start_span, traceparent_of
 
 from .close_codes import CloseCase
 from .errors import StreamLost
 from .frames import StreamFrames, error_frame
-from .hub import Hub, Subscription
 from .offsets import check_offset
-from .protocols import Door, Intake
+from .protocols import Door, EntrySource, Intake, StreamHub, StreamStore
 from .session import (
     Authenticate,
     Cancel,
@@ -67,8 +65,8 @@ class EdgeParts:
 
     door: Door
     intake: Intake
-    streams: RedisTokenStreams
-    hub: Hub
+    streams: StreamStore
+    hub: StreamHub
     limits: SessionLimits
     send_timeout_seconds: float
 
@@ -259,7 +257,7 @@ class Socket:
         if error is not None:
             await self._send(error_frame(error, None, effect.request_id))
 
-    async def _pump(self, effect: Read, after: StreamId, subscription: Subscription) -> None:
+    async def _pump(self, effect: Read, after: StreamId, subscription: EntrySource) -> None:
         request_id = effect.request_id
         frames = StreamFrames(request_id)
         span = None

@@ -1,4 +1,4 @@
-"""``headrace export``: conversations from the log as JSON lines."""
+"""``headrace export``: conversations from the log as JSON lines, or their replies as recordings."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import asyncio
 import json
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
-from rich.console import Console
-from rich.progress import Progress
+from contracts.entries import StreamEntry
+from contracts.token_stream import StreamsUnavailable
 
-from ..replay.log_reader import Tally, read_outcomes
-from ..replay.shelf import Shelf, open_shelf
+from ..replay.recordings import recording_object, redacted, turn_recording
+from ..replay.shelf import Shelf
+from ..replay.sources import recorded_turn
 from ..replay.turns import Wanted, conversation_object
-from ..settings import KafkaSettings, load
+from ..settings import Settings
 from ..stack.errors import StackError
-from ..stack.state import SETTINGS_FILE
+from ..stream_redis import RedisTokenStreams, connect
+from .log import settings_of, shelf_of_log, told
 
 
 def export(
@@ -28,25 +32,21 @@ def export(
     output: Path | None,
     wanted: Wanted,
     redact: bool,
+    streams: bool = False,
 ) -> int:
-    """Write the conversations of the log, one a line, to ``output`` or to standard output."""
+    """Write the conversations of the log, one a line, to ``output`` or to standard output.
+
+    Args:
+        streams: write what ``headrace play`` plays instead, a reply a line.
+    """
     logging.basicConfig(level="CRITICAL")
-    settings = load(config if config is not None else _of_stack(data_dir)).kafka
-    with open_shelf() as shelf:
-        tally = asyncio.run(_read(settings, wanted, shelf))
-        try:
-            if output is None:
-                count = _write(shelf, sys.stdout, redact=redact)
-            else:
-                with output.open("w", encoding="utf-8") as file:
-                    count = _write(shelf, file, redact=redact)
-        except OSError as error:
-            raise StackError(f"{output}: {error.strerror}") from None
-    print(
-        f"{count:,} conversations with {tally.kept:,} turns, of {tally.records:,} records "
-        f"({tally.unreadable:,} unreadable, {tally.repeated:,} repeated, {tally.gap:,} missing)",
-        file=sys.stderr,
-    )
+    settings = settings_of(config, data_dir)
+    with shelf_of_log(settings.kafka, wanted) as (shelf, tally), written(output) as file:
+        if streams:
+            what = asyncio.run(_write_streams(settings, shelf, file, redact=redact))
+        else:
+            what = _write(shelf, file, redact=redact)
+    print(f"{what} with {told(tally)}", file=sys.stderr)
     return 0
 
 
@@ -62,27 +62,56 @@ def unix_ms(text: str) -> int:
     return int(moment.timestamp() * 1000)
 
 
-def _of_stack(data_dir: Path) -> Path:
-    path = data_dir / SETTINGS_FILE
-    if not path.exists():
-        raise StackError(f"no stack runs on {data_dir}: headrace up (or give --config)")
-    return path
+@contextmanager
+def written(output: Path | None) -> Iterator[IO[str]]:
+    """A file to write to, or standard output.
+
+    Raises:
+        StackError: it cannot be written.
+    """
+    if output is None:
+        yield sys.stdout
+        return
+    try:
+        with output.open("w", encoding="utf-8") as file:
+            yield file
+    except OSError as error:
+        raise StackError(f"{output}: {error.strerror}") from None
 
 
-async def _read(settings: KafkaSettings, wanted: Wanted, shelf: Shelf) -> Tally:
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("reading the log", total=None)
-
-        def progress(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
-        return await read_outcomes(settings, wanted, shelf, progress)
+def write_line(file: IO[str], value: object) -> None:
+    """Write a JSON value as a line."""
+    file.write(json.dumps(value, ensure_ascii=False) + "\n")
 
 
-def _write(shelf: Shelf, file: IO[str], *, redact: bool) -> int:
+def _write(shelf: Shelf, file: IO[str], *, redact: bool) -> str:
     count = 0
     for tenant, conversation, turns in shelf.conversations():
-        shown = conversation_object(conversation, tenant, turns, redact=redact)
-        file.write(json.dumps(shown, ensure_ascii=False) + "\n")
+        write_line(file, conversation_object(conversation, tenant, turns, redact=redact))
         count += 1
-    return count
+    return f"{count:,} conversations"
+
+
+async def _write_streams(settings: Settings, shelf: Shelf, file: IO[str], *, redact: bool) -> str:
+    client = connect(settings.redis)
+    streams = RedisTokenStreams(client, settings.streams)
+    count = kept = 0
+    try:
+        for _, _, turns in shelf.conversations():
+            for turn in turns:
+                items = await _whole_stream(streams, turn["request_id"])
+                recording = turn_recording(recorded_turn(turn), turn["request_id"], items)
+                write_line(file, recording_object(redacted(recording) if redact else recording))
+                count += 1
+                kept += bool(items)
+    except StreamsUnavailable as error:
+        raise StackError(f"Redis: {error}") from None
+    finally:
+        await client.aclose()
+    return f"{count:,} replies ({kept:,} as they were streamed, the others from their texts)"
+
+
+async def _whole_stream(streams: RedisTokenStreams, request_id: str) -> list[StreamEntry]:
+    """A token stream that is still kept, with its end; else nothing."""
+    items = await streams.read_all(request_id)
+    return items if items and items[-1].id.is_seal else []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
@@ -14,13 +16,15 @@ from rich.table import Table
 
 from ..replay.report import figures, line_of, page
 from ..replay.runner import ReplayOptions, TurnResult, replay
-from ..replay.sources import RecordedConversation, read_conversations
+from ..replay.sources import RecordedConversation, read_conversations, recorded_turn
+from ..replay.turns import Wanted
 from ..stack.errors import StackError
 from ..stack.state import state_to_call
+from .log import settings_of, shelf_of_log, told
 
 
 def run_replay(
-    path: Path,
+    source: Callable[[], list[RecordedConversation]],
     options: ReplayOptions,
     *,
     limit: int | None,
@@ -29,14 +33,14 @@ def run_replay(
     key: str,
     data_dir: Path,
 ) -> int:
-    """Run the conversations of a file, and write ``replay.jsonl`` and ``replay.html`` into ``out``.
+    """Run the conversations of ``source``, and write ``replay.jsonl`` and ``replay.html`` into ``out``.
 
     Returns:
         0; 1 where a turn did not complete; 130 after Ctrl-C, when what was done is written all the same.
     """
     if url is None:
         url = state_to_call(data_dir, "--url").url
-    conversations = _read(path)[:limit]
+    conversations = source()[:limit]
     total = sum(len(c.turns) for c in conversations)
     results: list[TurnResult] = []
     try:
@@ -54,7 +58,12 @@ def run_replay(
     return int(any(result.outcome != "completed" for result in results))
 
 
-def _read(path: Path) -> list[RecordedConversation]:
+def conversations_of_file(path: Path) -> list[RecordedConversation]:
+    """The conversations of a file.
+
+    Raises:
+        StackError: it has none, or cannot be read.
+    """
     try:
         with path.open(encoding="utf-8") as file:
             reading = read_conversations(file)
@@ -65,6 +74,28 @@ def _read(path: Path) -> list[RecordedConversation]:
     if not reading.conversations:
         raise StackError(f"{path} has no conversations (docs/REPLAY.md says which formats are read)")
     return reading.conversations
+
+
+def conversations_of_log(
+    config: Path | None, data_dir: Path, wanted: Wanted
+) -> list[RecordedConversation]:
+    """The wanted conversations of the log, all of which is read before this returns.
+
+    Raises:
+        StackError: there are none, or the log cannot be read.
+    """
+    logging.basicConfig(level="CRITICAL")
+    settings = settings_of(config, data_dir)
+    with shelf_of_log(settings.kafka, wanted) as (shelf, tally):
+        found = [
+            RecordedConversation(name, [turn for turn in map(recorded_turn, turns) if turn.added])
+            for _, name, turns in shelf.conversations()
+        ]
+    print(f"from the log: {told(tally)}", file=sys.stderr)
+    conversations = [conversation for conversation in found if conversation.turns]
+    if not conversations:
+        raise StackError("the log has no conversations like these")
+    return conversations
 
 
 def _run(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -144,31 +146,102 @@ def _time(_context: click.Context, _option: click.Parameter, text: str | None) -
         raise click.BadParameter("must be a time in ISO 8601, as 2026-12-01T10:00") from None
 
 
-@cli.command("export")
-@_DATA_DIR
-@click.option("--config", type=click.Path(path_type=Path), help="Whose Kafka is read, instead.")
-@click.option(
+def _offsets(
+    _context: click.Context, _option: click.Parameter, texts: tuple[str, ...]
+) -> dict[int, tuple[int, int | None]]:
+    parts: dict[int, tuple[int, int | None]] = {}
+    for text in texts:
+        found = re.fullmatch(r"(\d+):(\d+)-(\d*)", text, re.ASCII)
+        if found is None or int(found[1]) in parts:
+            raise click.BadParameter("must be PARTITION:FIRST-LAST, once for each partition")
+        parts[int(found[1])] = int(found[2]), int(found[3]) if found[3] else None
+    return parts
+
+
+_CONFIG = click.option(
+    "--config", type=click.Path(path_type=Path), help="Whose Kafka and Redis are read, instead."
+)
+_OUTPUT = click.option(
     "--output", type=click.Path(path_type=Path, dir_okay=False), help="Instead of standard output."
 )
-@click.option("--tenant", help="Only of this one.")
-@click.option("--conversation", help="Only this one (or the request with this id).")
-@click.option("--model", help="Only requests that this model served.")
-@click.option(
-    "--since", "since_ms", callback=_time, metavar="TIME", help="Only what was accepted since."
-)
-@click.option(
-    "--until", "until_ms", callback=_time, metavar="TIME", help="Only what was accepted before."
-)
-@click.option("--redact", is_flag=True, help="Letters become x, digits 0, names digests.")
+_REDACT = click.option("--redact", is_flag=True, help="Letters become x, digits 0, names digests.")
+_TENANT = click.option("--tenant", help="Only of this one.")
+_CONVERSATION = click.option("--conversation", help="Only this one (or the request with this id).")
+_SERVED_BY = "Only requests that this model served."
+
+
+def _reads_the_log(command: Any) -> Any:
+    """The options of a command that reads conversations from the log."""
+    since = click.option(
+        "--since", "since_ms", callback=_time, metavar="TIME", help="Only what was accepted since."
+    )
+    until = click.option(
+        "--until", "until_ms", callback=_time, metavar="TIME", help="Only what was accepted before."
+    )
+    offsets = click.option(
+        "--offsets",
+        callback=_offsets,
+        multiple=True,
+        metavar="PARTITION:FIRST-LAST",
+        help="Only these records; without LAST to the end.",
+    )
+    for option in (offsets, until, since, _CONVERSATION, _TENANT, _CONFIG):
+        command = option(command)
+    return command
+
+
+@cli.command("export")
+@_DATA_DIR
+@_reads_the_log
+@click.option("--model", help=_SERVED_BY)
+@_OUTPUT
+@click.option("--streams", is_flag=True, help="Replies as headrace play takes them.")
+@_REDACT
 def export_command(
-    data_dir: Path, config: Path | None, output: Path | None, redact: bool, **wanted: Any
+    data_dir: Path, config: Path | None, output: Path | None, streams: bool, redact: bool, **wanted: Any
 ) -> int:
     """Write the conversations in the log as JSON lines, one each (docs/REPLAY.md)."""
     from ..replay.turns import Wanted
     from .export import export
 
     return export(
-        config=config, data_dir=data_dir, output=output, wanted=Wanted(**wanted), redact=redact
+        config=config,
+        data_dir=data_dir,
+        output=output,
+        wanted=Wanted(**wanted),
+        redact=redact,
+        streams=streams,
+    )
+
+
+@cli.command("record")
+@_DATA_DIR
+@_CONFIG
+@_TENANT
+@_CONVERSATION
+@click.option("--model", help=_SERVED_BY)
+@_OUTPUT
+@_REDACT
+@click.option("--limit", type=click.IntRange(1), help="Stop after so many replies.")
+def record_command(
+    data_dir: Path,
+    config: Path | None,
+    output: Path | None,
+    redact: bool,
+    limit: int | None,
+    **wanted: Any,
+) -> int:
+    """Record replies with the time of each piece, from now on, for headrace play (docs/REPLAY.md)."""
+    from ..replay.turns import Wanted
+    from .record import record
+
+    return record(
+        config=config,
+        data_dir=data_dir,
+        output=output,
+        wanted=Wanted(**wanted),
+        redact=redact,
+        limit=limit,
     )
 
 
@@ -185,11 +258,15 @@ def _speed(_context: click.Context, _option: click.Parameter, text: str) -> floa
 
 
 @cli.command("replay")
-@click.argument("path", metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@_DATA_DIR
-@_KEY
-@click.option("--url", metavar="URL", help="Gateway to call.  [default: the running stack's]")
-@click.option("--model", default="default", show_default=True)
+@click.argument(
+    "path",
+    metavar="[FILE]",
+    required=False,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+)
+@_reads_the_log
+@click.option("--recorded-model", help=_SERVED_BY)
+@click.option("--model", default="default", show_default=True, help="Asked now.")
 @click.option("--temperature", type=click.FloatRange(0, 2))
 @click.option("--top-p", type=click.FloatRange(0, 1, min_open=True))
 @click.option("--max-tokens", type=click.IntRange(1), help="Longest reply.")
@@ -198,6 +275,13 @@ def _speed(_context: click.Context, _option: click.Parameter, text: str) -> floa
     "--speed", default="max", callback=_speed, show_default=True, help="1 = as recorded, 4 = four times."
 )
 @click.option("--concurrency", type=click.IntRange(1, 1_000), default=8, show_default=True)
+@click.option(
+    "--service-tier",
+    type=click.Choice(["flex", "default"]),
+    default="flex",
+    show_default=True,
+    help="flex waits behind everybody who waits for a reply.",
+)
 @click.option("--own-replies", is_flag=True, help="Go on after the new replies, not the recorded ones.")
 @click.option("--limit", type=click.IntRange(1), help="Only so many conversations.")
 @click.option(
@@ -207,8 +291,16 @@ def _speed(_context: click.Context, _option: click.Parameter, text: str) -> floa
     show_default=True,
     help="Folder of the report.",
 )
+@_calls_the_api
 def replay_command(
-    path: Path,
+    path: Path | None,
+    config: Path | None,
+    tenant: str | None,
+    conversation: str | None,
+    recorded_model: str | None,
+    since_ms: int | None,
+    until_ms: int | None,
+    offsets: dict[int, tuple[int, int | None]],
     speed: float | None,
     concurrency: int,
     own_replies: bool,
@@ -219,13 +311,42 @@ def replay_command(
     data_dir: Path,
     **body: Any,
 ) -> int:
-    """Run the conversations of FILE again, and compare (docs/REPLAY.md)."""
+    """Run the conversations of FILE, or of the log, again, and compare (docs/REPLAY.md)."""
     from ..replay.runner import ReplayOptions
-    from .replay import run_replay
+    from ..replay.turns import Wanted
+    from .replay import conversations_of_file, conversations_of_log, run_replay
 
+    wanted = Wanted(tenant, conversation, recorded_model, since_ms, until_ms, offsets)
+    if path is None:
+        source = partial(conversations_of_log, config, data_dir, wanted)
+    elif config is not None or wanted != Wanted():
+        raise click.UsageError(
+            "these filters choose from the log: leave FILE out, or choose with export"
+        )
+    else:
+        source = partial(conversations_of_file, path)
     asked = {name: value for name, value in body.items() if value is not None}
     options = ReplayOptions(asked, speed, concurrency, own_replies)
-    return run_replay(path, options, limit=limit, out=out, url=url, key=key, data_dir=data_dir)
+    return run_replay(source, options, limit=limit, out=out, url=url, key=key, data_dir=data_dir)
+
+
+@cli.command("play")
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option(
+    "--speed", default="1", callback=_speed, show_default=True, help="4 = four times as fast; or max."
+)
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="HTTP API.")
+@click.option(
+    "--ws-port", type=click.IntRange(0, 65535), default=8001, show_default=True, help="Websockets."
+)
+@_KEY
+@_REDACT
+def play_command(path: Path, **options: Any) -> int:
+    """Serve the replies recorded in FILE to a front end, at their own times (docs/REPLAY.md)."""
+    from .play import PlayOptions, play
+
+    return play(path, PlayOptions(**options))
 
 
 @cli.group("batch")
@@ -317,6 +438,9 @@ def batch_results_command(batch_id: str, **options: Any) -> int:
 @click.option("--seed", type=int, default=1, show_default=True, help="Equal seeds give equal loads.")
 @click.option(
     "--kill", "kills", metavar="SECONDS", type=float, multiple=True, help="Kill a worker then."
+)
+@click.option(
+    "--restart", "restarts", metavar="SECONDS", type=float, multiple=True, help="Restart one then."
 )
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for PNG, HTML, JSON."

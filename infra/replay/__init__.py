@@ -1,1 +1,1 @@
-"""Conversations from the log: read, written as JSON lines."""
+"""Conversations from the log, read and run again; replies, recorded and played."""

@@ -1,4 +1,4 @@
-"""Reading the outcomes topic from its beginning to where it ended when the reading began.
+"""Reading the outcomes topic, or parts of it, to where it ended when the reading began.
 
 Nothing is written, no group is joined, and nobody else is called.
 """
@@ -9,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from contracts.errors import RecordError
 from contracts.records import OutcomeRecord, decode
 
-from ..kafka import make_consumer
+from ..kafka import LogSilent, make_reader, read_to_end
 from ..settings import KafkaSettings
 from ..stack.errors import StackError
 from .shelf import Shelf
@@ -31,7 +32,7 @@ class Tally:
     Attributes:
         unreadable: records that are none of this version.
         repeated: outcomes of requests that had one already.
-        gap: records before the topic's end that the broker did not give.
+        gap: records that the broker did not give, though it should have them.
     """
 
     records: int = 0
@@ -50,34 +51,46 @@ async def read_outcomes(
         progress: called with the records read and those there are.
 
     Raises:
-        StackError: no broker answers; one line for people.
+        StackError: no broker answers, or it has no such partition; one line for people.
     """
-    patient = settings.model_copy(update={"doorbells": None, "fetch_max_wait_ms": 500})
-    consumer = make_consumer(patient, group=None, client_id="headrace-export")
+    consumer = make_reader(settings, settings.topics.outcomes, client_id="headrace-export")
     tally = Tally()
-    consumer.subscribe([settings.topics.outcomes])
     try:
         await consumer.start()
-        partitions = consumer.assignment()
-        ends = await consumer.end_offsets(partitions)
-        positions = await consumer.beginning_offsets(partitions)
-        total = sum(ends[p] - positions[p] for p in partitions)
-        while any(positions[p] < ends[p] for p in partitions):
-            batch = await consumer.getmany(timeout_ms=int(_SILENCE_SECONDS * 1000))
-            if not batch:
-                tally.gap = sum(ends[p] - positions[p] for p in partitions)
-                break
-            for partition, records in batch.items():
-                for record in records:
-                    positions[partition] = record.offset + 1
-                    if record.offset < ends[partition]:
-                        _take(record.value, wanted, shelf, tally)
+        begins, ends = await _bounds(consumer, wanted)
+        total = sum(ends[p] - begins[p] for p in ends)
+        async for records in read_to_end(consumer, ends, _SILENCE_SECONDS):
+            for record in records:
+                _take(record.value, wanted, shelf, tally)
             progress(tally.records, total)
+    except LogSilent as silent:
+        tally.gap = silent.missing
     except KafkaError as error:
         raise StackError(f"{settings.bootstrap}: {type(error).__name__}") from None
     finally:
         await consumer.stop()
     return tally
+
+
+async def _bounds(
+    consumer: AIOKafkaConsumer, wanted: Wanted
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """Where the reading of each partition begins, where the consumer now stands, and where it ends."""
+    partitions = consumer.assignment()
+    ends = await consumer.end_offsets(partitions)
+    begins = await consumer.beginning_offsets(partitions)
+    unknown = set(wanted.offsets) - {p.partition for p in partitions}
+    if unknown:
+        raise StackError(f"the log has partitions 0 to {len(partitions) - 1}, and no {min(unknown)}")
+    for partition in partitions if wanted.offsets else ():
+        begin, end = begins[partition], ends[partition]
+        first, last = wanted.offsets.get(partition.partition, (0, -1))
+        begins[partition] = min(max(begin, first), end)
+        ends[partition] = end if last is None else min(max(begins[partition], last + 1), end)
+        consumer.seek(partition, begins[partition])
+        if begins[partition] == ends[partition]:
+            consumer.pause(partition)
+    return begins, ends
 
 
 def _take(value: bytes | None, wanted: Wanted, shelf: Shelf, tally: Tally) -> None:

@@ -14,6 +14,8 @@ import httpx
 from .sources import Message, RecordedConversation, RecordedTurn
 
 _TIMEOUT: Final = httpx.Timeout(600.0, connect=10.0)
+#: ``concurrency`` is the limit: nobody waits for a connection.
+_NO_LIMITS: Final = httpx.Limits(max_connections=None)
 #: A refusal that passes is waited for so often.
 _TRIES: Final = 5
 _LONGEST_PAUSE_SECONDS: Final = 30.0
@@ -70,7 +72,9 @@ async def replay(
     began = time.monotonic()
     places = asyncio.Semaphore(options.concurrency)
     headers = {"Authorization": f"Bearer {key}"}
-    async with httpx.AsyncClient(headers=headers, timeout=_TIMEOUT, trust_env=False) as client:
+    async with httpx.AsyncClient(
+        headers=headers, timeout=_TIMEOUT, limits=_NO_LIMITS, trust_env=False
+    ) as client:
 
         async def run(conversation: RecordedConversation) -> None:
             said: list[Message] = []

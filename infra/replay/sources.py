@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from contracts.tiers import Status
+
 #: Who spoke, in the ShareGPT style.
 _SHAREGPT: Final = {
     "human": "user",
@@ -33,14 +35,19 @@ class RecordedTurn:
         reply: None where there was none.
         at_ms: acceptance, Unix milliseconds; 0 where that is not known.
         status: of the outcome.
-        ttft_ms / duration_ms: None where they are not known.
+        request_id / error_code / finish_reason: None where there was none, or it is not known.
+        prompt_tokens / output_tokens / ttft_ms / duration_ms: None where they are not known.
     """
 
     added: list[Message]
     reply: str | None
     at_ms: int = 0
+    request_id: str | None = None
     status: str = "completed"
+    error_code: str | None = None
+    finish_reason: str | None = None
     model: str | None = None
+    prompt_tokens: int | None = None
     output_tokens: int | None = None
     ttft_ms: int | None = None
     duration_ms: int | None = None
@@ -69,19 +76,22 @@ class Reading:
 def read_conversations(lines: Iterable[str]) -> Reading:
     """The conversations of JSON lines, or of one JSON array over all lines."""
     found = Reading()
-    names: set[str] = set()
-    for number, raw in enumerate(_entries(lines), 1):
-        conversation = _conversation(raw, f"conversation {number}")
+    names: set[tuple[object, str]] = set()
+    for number, raw in enumerate(json_values(lines), 1):
+        conversation = recorded_conversation(raw, f"conversation {number}")
         if conversation is None:
             found.unreadable += 1
-        elif conversation.id not in names:  # an export that was written twice holds each once
-            names.add(conversation.id)
+            continue
+        # An export that was written twice holds each once; tenants may have chosen the same name.
+        name = (str(raw.get("tenant")) if isinstance(raw, dict) else None, conversation.id)
+        if name not in names:
+            names.add(name)
             found.conversations.append(conversation)
     return found
 
 
-def _entries(lines: Iterable[str]) -> Iterator[object]:
-    """The JSON values; None for what is none."""
+def json_values(lines: Iterable[str]) -> Iterator[object]:
+    """The JSON values of JSON lines, or of one JSON array over all lines; None for what is none."""
     rest = iter(lines)
     first = next((line for line in rest if line.strip()), "")
     if first.lstrip("\ufeff \t").startswith("["):
@@ -99,12 +109,13 @@ def _entries(lines: Iterable[str]) -> Iterator[object]:
                 yield None
 
 
-def _conversation(raw: object, name: str) -> RecordedConversation | None:
+def recorded_conversation(raw: object, name: str) -> RecordedConversation | None:
+    """A conversation in any of the styles, or None; ``name`` is its id where it has none."""
     if not isinstance(raw, dict):
         return None
     try:
         if isinstance(raw.get("turns"), list):
-            turns = [_exported(turn) for turn in raw["turns"]]
+            turns = [recorded_turn(turn) for turn in raw["turns"]]
         elif isinstance(raw.get("messages"), list):
             turns = _cut([_message(m["role"], m["content"]) for m in raw["messages"]])
         elif isinstance(raw.get("conversations"), list):
@@ -140,15 +151,28 @@ def _cut(messages: list[Message]) -> list[RecordedTurn]:
     return [*turns, RecordedTurn(added, None)] if added and added[-1]["role"] == "user" else turns
 
 
-def _exported(turn: dict[str, Any]) -> RecordedTurn:
+def recorded_turn(turn: dict[str, Any]) -> RecordedTurn:
+    """A turn as :func:`infra.replay.turns.turn_object` writes it.
+
+    Raises:
+        KeyError: it is none; so do ``TypeError`` and ``ValueError``.
+    """
     first = next((c for c in turn["choices"] if c["index"] == 0), None)
     return RecordedTurn(
         added=[_message(m["role"], m["content"]) for m in turn["messages"]],
         reply=str(first["text"]) if first is not None else None,
         at_ms=int(turn["created_ms"]),
-        status=str(turn["status"]),
+        request_id=str(turn["request_id"]),
+        status=Status(turn["status"]).value,
+        error_code=turn.get("error_code"),
+        finish_reason=first.get("finish_reason") if first is not None else None,
         model=turn.get("model"),
-        output_tokens=turn["usage"]["completion_tokens"],
-        ttft_ms=turn.get("ttft_ms"),
-        duration_ms=turn.get("duration_ms"),
+        prompt_tokens=_count(turn["usage"]["prompt_tokens"]),
+        output_tokens=_count(turn["usage"]["completion_tokens"]),
+        ttft_ms=_count(turn.get("ttft_ms")),
+        duration_ms=_count(turn.get("duration_ms")),
     )
+
+
+def _count(raw: object) -> int | None:
+    return raw if type(raw) is int and raw >= 0 else None

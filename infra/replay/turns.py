@@ -13,10 +13,11 @@ before.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+from contracts.entries import Accepted
 from contracts.identity import conversation_key
 from contracts.records import OutcomeRecord
 
@@ -26,10 +27,12 @@ _DIGIT: Final = re.compile(r"\d")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which requests are exported; None = all.
+    """Which requests are taken from the log; None = all.
 
     Attributes:
         since_ms / until_ms: acceptance, Unix milliseconds; from ``since_ms``, before ``until_ms``.
+        offsets: which records are read: first and last of each partition named; empty = all, and None as the
+            last one = to the end.
     """
 
     tenant: str | None = None
@@ -37,15 +40,20 @@ class Wanted:
     model: str | None = None
     since_ms: int | None = None
     until_ms: int | None = None
+    offsets: Mapping[int, tuple[int, int | None]] = field(default_factory=dict)
 
     def takes(self, outcome: OutcomeRecord) -> bool:
+        """Whether the request of a record that was read is wanted."""
+        return self.takes_request(outcome.request_id, outcome)
+
+    def takes_request(self, request_id: str, facts: OutcomeRecord | Accepted) -> bool:
         """Whether a request is wanted."""
         return (
-            self.tenant in (None, outcome.tenant)
-            and self.conversation in (None, conversation_of(outcome))
-            and self.model in (None, outcome.model)
-            and (self.since_ms is None or outcome.created_ms >= self.since_ms)
-            and (self.until_ms is None or outcome.created_ms < self.until_ms)
+            self.tenant in (None, facts.tenant)
+            and self.conversation in (None, facts.conversation_id or request_id)
+            and self.model in (None, facts.model)
+            and (self.since_ms is None or facts.created_ms >= self.since_ms)
+            and (self.until_ms is None or facts.created_ms < self.until_ms)
         )
 
 

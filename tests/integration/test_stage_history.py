@@ -20,6 +20,7 @@ from infra.conversations_redis import Conversations
 from infra.stored_replies_redis import StoredReplies
 from stages.errors import RoleStuck
 from stages.history_faust import EPOCH_KEY, HistoryRole, Rebuild
+from tests.outcome_log import lose_the_tail
 
 from .stage_bench import Bench, now_ms, running, stage_settings, until
 
@@ -215,6 +216,21 @@ async def test_conversations_and_kept_replies_lost_with_their_redis_are_rebuilt_
             await has(bench, "kept0", ["answer 0", "answer 2", "answer 4", "answer 6"])
             await has(bench, "kept1", ["answer 1", "answer 3", "answer 5", "answer 7"])
             assert not await Rebuild(settings, bench.redis).lost()
+
+
+async def test_a_rebuild_from_a_broker_that_gives_no_more_starts_over(
+    kafka: str, redis_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stages.history_faust.REBUILD_SILENCE_SECONDS", 0.5)
+    settings = stage_settings(kafka, redis_server, 907)
+    async with Bench(settings) as bench:
+        await publish(bench, outcome(1, "kept", created_ms=now_ms()))
+        lose_the_tail(monkeypatch, 1)
+        with pytest.raises(RoleStuck, match="no outcomes"):
+            await Rebuild(settings, bench.redis).run()
+        assert await Rebuild(settings, bench.redis).lost(), "it is not taken for done"
+        turns, _ = await Conversations(bench.redis, settings.history).load("t1", "kept")
+        assert [turn.reply for turn in turns] == ["answer 1"], "what was given is there"
 
 
 async def test_a_redis_that_loses_its_data_under_a_running_stage_makes_it_start_again(

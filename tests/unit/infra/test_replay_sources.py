@@ -53,6 +53,15 @@ def test_an_export_is_read_with_its_times() -> None:
     assert start_seconds(second, first.at_ms, None) == 0
 
 
+def test_tenants_may_name_their_conversations_alike() -> None:
+    lines = [
+        json.dumps(conversation_object("c", tenant, [turn_object(outcome(n))]))
+        for n, tenant in enumerate(["t1", "t2", "t1"], 1)
+    ]
+    found = read_conversations(lines).conversations
+    assert [one.turns[0].reply for one in found] == ["Answer 1", "Answer 2"]
+
+
 @given(st.integers(0, 400))
 def test_a_log_that_was_cut_off_gives_what_is_whole_O1(cut: int) -> None:
     lines = [json.dumps(OPENAI | {"id": str(n)}) + "\n" for n in range(3)]

@@ -14,7 +14,7 @@ from contracts.identity import Principal
 from infra.settings import Settings, development
 from producers.chat_messages import MAX_MESSAGES
 from producers.chat_options import MAX_BIASED_TOKENS, MAX_SCHEMA_BYTES, MAX_SCHEMA_DEPTH
-from producers.chat_request import ChatRequest, parse_chat_request
+from producers.chat_request import ChatRequest, counted_as, parse_chat_request
 
 PAID = Principal(key_id="dev", tenant="dev", tier="paid")
 USER = [{"role": "user", "content": "hello"}]
@@ -87,6 +87,35 @@ def test_b10_null_is_absent_everywhere(stream: bool | None) -> None:
     request = parsed(stream=stream, **dict.fromkeys(names))
     assert request.sampling == parsed().sampling
     assert request.conversation_id is None
+
+
+@pytest.mark.parametrize("service_tier", [None, "auto", "default"])
+def test_a_request_counts_for_its_caller(service_tier: str | None) -> None:
+    assert counted_as(SETTINGS, PAID, parsed(service_tier=service_tier)) == PAID
+
+
+def test_a_flex_request_counts_as_a_line_of_a_batch_and_may_use_what_its_caller_may() -> None:
+    batch = Principal(key_id="dev", tenant="dev", tier="batch")
+    assert counted_as(SETTINGS, PAID, parsed(service_tier="flex")) == batch
+    assert counted_as(SETTINGS, batch, parsed(service_tier="flex")) == batch
+    assert refused(service_tier="flex", model="big").code is ErrorCode.MODEL_NOT_ALLOWED
+
+
+@pytest.mark.parametrize("service_tier", ["priority", "scale", "batch", "", 1])
+def test_other_service_tiers_are_refused_by_name(service_tier: object) -> None:
+    error = refused(service_tier=service_tier)
+    assert error.body.param == "service_tier"
+    assert "'auto', 'default' or 'flex'" in error.body.message
+
+
+def test_flex_without_a_tier_for_batches_is_refused() -> None:
+    tiers = {name: tier for name, tier in SETTINGS.tiers.items() if name != "batch"}
+    settings = SETTINGS.model_copy(update={"tiers": tiers})
+    body = {"model": "default", "messages": USER, "service_tier": "flex"}
+    with pytest.raises(ApiError) as raised:
+        parse_chat_request(body, settings, PAID)
+    assert raised.value.body.param == "service_tier"
+    assert "not offered" in raised.value.body.message
 
 
 def test_c1_empty_assistant_text_is_a_turn() -> None:
