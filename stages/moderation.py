@@ -51,9 +51,16 @@ def resolve_max_tokens(sampling: Sampling, prompt_tokens: int, model: ModelSetti
 
 
 def queued_record(
-    request: RequestRecord, prompt_token_ids: list[int], model: ModelSettings, now_ms: int
+    request: RequestRecord,
+    prompt_token_ids: list[int],
+    model: ModelSettings,
+    now_ms: int,
+    shared_tokens: int = 0,
 ) -> QueuedRecord:
     """What goes into the queue of the request's class.
+
+    Args:
+        shared_tokens: see :class:`stages.shared_prompts.SharedPrompts`.
 
     Raises:
         ApiError: ``context_length_exceeded``.
@@ -68,7 +75,8 @@ def queued_record(
         sampling=request.sampling.model_copy(update={"max_tokens": max_tokens}),
         prompt_token_ids=prompt_token_ids,
         # The salt is the tenant as the server knows it, so that no tenant can name another's chunks.
-        prefix_hashes=prefix_hashes(prompt_token_ids, request.tenant),
+        prefix_hashes=prefix_hashes(prompt_token_ids, request.tenant, shared_tokens=shared_tokens),
+        shared_tokens=shared_tokens,
         moderated_ms=now_ms,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from .moderation import queued_record, status_of, texts_to_check
 from .outcomes import Endings
 from .protocols import PromptTokenizer
 from .retry import until_done
+from .shared_prompts import SharedPrompts
 from .tokenizer_hf import HfTokenizer
 from .tokenizer_sim import SimTokenizer
 
@@ -67,11 +68,18 @@ class ModerationStage:
         guard: ModerationGuard,
         streams: RedisTokenStreams,
         publisher: Publisher,
+        shared_prompts: Collection[str] = (),
     ) -> None:
+        """The stage.
+
+        Args:
+            shared_prompts: see :class:`stages.shared_prompts.SharedPrompts`.
+        """
         self._topics = topics
         self._models = models
         self._tokenizers = tokenizers
         self._guard = guard
+        self._shared = SharedPrompts(shared_prompts, tokenizers)
         self._streams = streams
         self._publisher = publisher
         self._endings = Endings(streams, publisher, topics.outcomes)
@@ -144,7 +152,8 @@ class ModerationStage:
             token_ids = await self._tokenizers[request.model].encode(request.messages)
         except PromptRefused as error:
             raise ApiError(ErrorCode.INVALID_VALUE, f"Sorry, {error}.", param="messages") from error
-        return queued_record(request, token_ids, model, _now_ms())
+        shared = await self._shared.tokens_of(request.model, request.messages, token_ids)
+        return queued_record(request, token_ids, model, _now_ms(), shared)
 
     async def _pass_on(self, queued: QueuedRecord, traceparent: str | None) -> None:
         """Write ``0-2`` and queue the request, at once: each is idempotent, and their order does not matter.
@@ -220,6 +229,7 @@ class ModerationRole:
             guard=guard,
             streams=self._streams,
             publisher=self._publisher,
+            shared_prompts=settings.kv.shared_prompts.values(),
         )
         app_id = f"{topics.prefix}-{STAGE}"
         self._app = StageApp(settings.kafka, app_id, topics.requests, stage.handle)

@@ -66,12 +66,15 @@ class Dispatch:
     Attributes:
         slot: partition of the pool's dispatch topic that the worker reads.
         attempt: number of this attempt; larger than every earlier one.
+        held_tokens / tier_tokens: prompt tokens that the worker is thought to hold / to find in the KV tier.
     """
 
     request_id: str
     worker_id: str
     slot: int
     attempt: int
+    held_tokens: int = 0
+    tier_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from infra.stream_redis import RedisTokenStreams
 from infra.tasks import end_tasks
 from infra.telemetry import (
     DEAD_LETTERS,
+    DISPATCHED_TOKENS,
     HOP,
     LEFT_REQUESTS,
     QUEUE_WAIT,
@@ -426,6 +427,7 @@ class Scheduler:
             partition=dispatch.slot,
             headers=trace_headers(traceparent),
         )
+        _count_tokens(dispatch, len(record.prompt_token_ids))
         if dispatch.attempt == 1:
             self.delays.dispatched(record.request_id, now_ms)
             QUEUE_WAIT.labels(record.queue_class.value).observe(
@@ -524,6 +526,17 @@ class Scheduler:
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=seconds)
             await end_tasks(late)
+
+
+def _count_tokens(dispatch: Dispatch, prompt_tokens: int) -> None:
+    """Where the tokens of a prompt that was dispatched are thought to come from."""
+    cached = dispatch.held_tokens + dispatch.tier_tokens
+    for source, tokens in (
+        ("worker", dispatch.held_tokens),
+        ("tier", dispatch.tier_tokens),
+        ("computed", max(0, prompt_tokens - cached)),
+    ):
+        DISPATCHED_TOKENS.labels(source).inc(tokens)
 
 
 def _job(record: QueuedRecord) -> Job:

@@ -8,6 +8,7 @@ from argparse import Namespace
 from infra.role import main as run_role
 from infra.role import role_arguments
 from infra.settings import Settings, SettingsError
+from kv.tier import Tier
 
 from .protocols import Engine
 from .worker import Worker, model_path
@@ -64,8 +65,21 @@ def _engine(settings: Settings, pool: str) -> Engine:
 
     context = max(m.context_length for m in settings.models.values() if m.pool == pool)
     return VllmEngine(
-        path, settings.worker.vllm, max_seqs=settings.worker.max_seqs, context_length=context
+        path,
+        settings.worker.vllm,
+        max_seqs=settings.worker.max_seqs,
+        context_length=context,
+        tier=_tier(settings, pool),
     )
+
+
+def _tier(settings: Settings, pool: str) -> Tier | None:
+    if not settings.kv.enabled:
+        return None
+    if settings.kv.redis_url is None:
+        raise SettingsError("kv.redis_url: the KV tier needs a Redis")
+    name, model = next((n, m) for n, m in settings.models.items() if m.pool == pool)
+    return Tier(settings.kv, settings.redis.url, name, model.revision)
 
 
 if __name__ == "__main__":

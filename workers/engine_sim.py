@@ -18,7 +18,7 @@ from contracts.tiers import FinishReason
 from infra.settings import SimSettings
 
 from .errors import EngineDead, RequestFailed
-from .protocols import Capacity, Detokenizer, EngineRequest, TokenDelta
+from .protocols import Capacity, Detokenizer, EngineRequest, TierNews, TokenDelta
 from .sim_script import Plan, load_script
 from .sim_text import EOS, SimDetokenizer, reply_base, token_bytes, word_id
 
@@ -126,6 +126,10 @@ class SimEngine:
     def continues(self, sampling: Sampling) -> bool:
         """See :class:`workers.protocols.Engine`. Like vLLM, not within a schema."""
         return sampling.json_schema is None
+
+    def take_tier_news(self, limit: int) -> TierNews | None:
+        """See :class:`workers.protocols.Engine`. It has no tier."""
+        return None
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[TokenDelta, None]:
         """See :class:`workers.protocols.Engine`."""

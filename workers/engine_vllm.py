@@ -19,10 +19,14 @@ from typing import Any
 from contracts.records import Sampling
 from contracts.tiers import FinishReason
 from infra.settings import VllmSettings
+from kv.fitness import require_fit
+from kv.layout import CHUNK_TOKENS
+from kv.tier import SHARED_TOKENS, Tier
 
 from .detokenizer_hf import HfDetokenizer, HfVocabulary
 from .errors import EngineDead, RequestFailed
-from .protocols import Capacity, Detokenizer, EngineRequest, TokenDelta
+from .protocols import Capacity, Detokenizer, EngineRequest, TierNews, TokenDelta
+from .tier_reports import TierReports
 
 log = logging.getLogger(__name__)
 
@@ -36,17 +40,28 @@ _LONG_PREFILL_PARTS = 4
 class VllmEngine:
     """See :class:`workers.protocols.Engine`. One model in vLLM's own engine process."""
 
-    def __init__(self, path: str, settings: VllmSettings, *, max_seqs: int, context_length: int) -> None:
+    def __init__(
+        self,
+        path: str,
+        settings: VllmSettings,
+        *,
+        max_seqs: int,
+        context_length: int,
+        tier: Tier | None = None,
+    ) -> None:
         """An engine for the Hugging Face folder ``path``.
 
         Args:
             max_seqs: choices generated at once.
             context_length: prompt and reply together, tokens.
+            tier: the KV tier it shares with others; None = none.
         """
         self._path = path
         self._settings = settings
         self._max_seqs = max_seqs
         self._context_length = context_length
+        self._tier = tier
+        self.tier_reports = TierReports()
         self._llm: Any = None
         self._vocabulary: HfVocabulary | None = None
         self._running = 0
@@ -56,7 +71,15 @@ class VllmEngine:
         self._runner_v2 = False
 
     async def start(self) -> None:
-        """See :class:`workers.protocols.Engine`. Takes 20 s to minutes."""
+        """See :class:`workers.protocols.Engine`. Takes 20 s to minutes.
+
+        Raises:
+            SettingsError: the Redis of the KV tier must not be used for it.
+        """
+        if (tier := self._tier) is not None:
+            await asyncio.to_thread(
+                require_fit, tier.url, tier.streams_url, cluster=tier.settings.cluster
+            )
         _quiet(self._settings)
         try:
             folder = Path(self._path)
@@ -88,10 +111,12 @@ class VllmEngine:
             long_prefill_token_threshold_adaptive=True,
             gpu_memory_utilization=settings.gpu_memory_utilization,
             enforce_eager=settings.enforce_eager,
+            block_size=settings.block_tokens,
             enable_prefix_caching=True,
             enable_chunked_prefill=True,
             scheduling_policy="priority",
             skip_tokenizer_init=False,  # structured outputs need it
+            kv_transfer_config=self._transfer_config(),
         )
         config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
         # Model runner V1 (CPUs) and V2 (GPUs) load logits processors of different kinds.
@@ -100,24 +125,34 @@ class VllmEngine:
             config.model_config.logits_processors = [PROCESSOR]
         return AsyncLLM.from_vllm_config(config, stat_loggers=[self._stat_logger()])
 
+    def _transfer_config(self) -> Any:
+        if self._tier is None:
+            return None
+        from kv.connector_vllm import transfer_config
+
+        return transfer_config(self._tier)
+
     def _stat_logger(self) -> Callable[..., Any]:
-        """A vLLM statistics consumer that keeps only how full the KV cache is."""
+        """A vLLM statistics consumer: how full the KV cache is, and what the KV tier reports."""
         from vllm.v1.metrics.loggers import StatLoggerBase
 
         engine = self
 
-        class KvUsage(StatLoggerBase):  # type: ignore[misc]
+        class Statistics(StatLoggerBase):  # type: ignore[misc]
             def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
                 pass
 
             def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
-                if scheduler_stats is not None:
-                    engine._kv_usage = scheduler_stats.kv_cache_usage
+                if scheduler_stats is None:
+                    return
+                engine._kv_usage = scheduler_stats.kv_cache_usage
+                if engine._tier is not None and scheduler_stats.kv_connector_stats:
+                    engine.tier_reports.take_in(scheduler_stats.kv_connector_stats)
 
             def log_engine_initialized(self) -> None:
                 pass
 
-        return KvUsage
+        return Statistics
 
     async def close(self) -> None:
         """See :class:`workers.protocols.Engine`."""
@@ -191,7 +226,10 @@ class VllmEngine:
             cache_salt=request.cache_salt,
         )
         parameters = _sampling_params(
-            request.sampling, len(request.emitted_token_ids), draws_by_position=self._runner_v2
+            request.sampling,
+            len(request.emitted_token_ids),
+            request.shared_tokens,
+            draws_by_position=self._runner_v2,
         )
         generator: AsyncGenerator[Any, None] = self._llm.generate(
             prompt, parameters, request.engine_id, priority=request.priority
@@ -210,6 +248,12 @@ class VllmEngine:
             pairs = zip(choice.token_ids, choice.logprobs or (), strict=True)
             logprobs = [logprob_object(self._vocabulary, t, position, top) for t, position in pairs]
         return TokenDelta(choice.index, choice.token_ids, logprobs, reason, output.num_cached_tokens)
+
+    def take_tier_news(self, limit: int) -> TierNews | None:
+        """See :class:`workers.protocols.Engine`."""
+        # Prompts are named in chunks of one size only; the tier's own would mean nothing to a scheduler.
+        named = self._tier is not None and self._tier.settings.chunk_tokens == CHUNK_TOKENS
+        return self.tier_reports.take_news(limit) if named else None
 
 
 def logprob_object(
@@ -242,10 +286,13 @@ def _penalizes_output(sampling: Sampling) -> bool:
     return bool(sampling.presence_penalty or sampling.frequency_penalty)
 
 
-def _sampling_params(sampling: Sampling, emitted: int, *, draws_by_position: bool) -> Any:
+def _sampling_params(
+    sampling: Sampling, emitted: int, shared_tokens: int, *, draws_by_position: bool
+) -> Any:
     """VLLM's parameters for what is left of a reply of which ``emitted`` tokens are part of the prompt.
 
     Args:
+        shared_tokens: see :class:`workers.protocols.EngineRequest`.
         draws_by_position: a seeded draw depends on the token's position (model runner V2); else on how
             many were drawn before.
     """
@@ -258,9 +305,9 @@ def _sampling_params(sampling: Sampling, emitted: int, *, draws_by_position: boo
     if sampling.json_schema is not None:
         structured = StructuredOutputsParams(json=sampling.json_schema)
     penalties = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
-    extra = None
+    extra: dict[str, Any] = {SHARED_TOKENS: shared_tokens} if shared_tokens else {}
     if emitted and _penalizes_output(sampling):
-        extra = {EXTRA: [emitted, *penalties]}
+        extra[EXTRA] = [emitted, *penalties]
         penalties = (0.0, 0.0, 1.0)
     seed = sampling.seed
     if seed is not None and emitted and not draws_by_position:
@@ -283,7 +330,7 @@ def _sampling_params(sampling: Sampling, emitted: int, *, draws_by_position: boo
         ignore_eos=sampling.ignore_eos,
         logprobs=sampling.top_logprobs,
         structured_outputs=structured,
-        extra_args=extra,
+        extra_args=extra or None,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )

@@ -119,6 +119,7 @@ class Generation:
             sampling=record.sampling,
             priority=record.queue_class.rank,
             cache_salt=record.tenant,
+            shared_tokens=record.shared_tokens,
         )
         self._emitted_texts = self._texts(plan.emitted)
         self._choices = [

@@ -19,12 +19,16 @@ from .credits import CreditLedger
 from .errors import WorkerError
 from .in_hand import InHand
 from .prefix_memory import PrefixMemory, PrefixNews
-from .protocols import Capacity
+from .protocols import Capacity, TierNews
 
 log = logging.getLogger(__name__)
 
 #: Prefix hashes in one event; more go with the next ones.
 PREFIXES_PER_EVENT = 256
+#: Those of the KV tier among them, at most.
+TIER_PREFIXES_PER_EVENT = PREFIXES_PER_EVENT // 2
+
+_NO_TIER = TierNews([], [])
 
 
 class SlotLost(WorkerError):
@@ -89,6 +93,7 @@ class Heartbeat:
         interval_ms: int,
         slot_ttl_ms: int,
         capacity: Callable[[], Capacity],
+        tier_news: Callable[[int], TierNews | None],
         in_hand: InHand,
         prefixes: PrefixMemory,
         credits: CreditLedger,
@@ -97,6 +102,7 @@ class Heartbeat:
         """Reports for one worker.
 
         Args:
+            tier_news: see :meth:`workers.protocols.Engine.take_tier_news`.
             in_hand: the requests this worker has taken; the engine may not know of all yet.
         """
         self._feed = feed
@@ -105,6 +111,8 @@ class Heartbeat:
         self._interval = interval_ms / 1000
         self._slot_ttl_ms = slot_ttl_ms
         self._capacity = capacity
+        self._take_tier_news = tier_news
+        self._untold_tier: TierNews | None = None
         self._in_hand = in_hand
         self._prefixes = prefixes
         self._credits = credits
@@ -188,15 +196,19 @@ class Heartbeat:
             timed: with how far each reply has come, which is too much to say in every event.
         """
         news, self._news = self._news, _News()
-        prefixes = self._prefixes.take_news(PREFIXES_PER_EVENT)
+        tier = self._untold_tier or self._take_tier_news(TIER_PREFIXES_PER_EVENT) or _NO_TIER
+        room = PREFIXES_PER_EVENT - len(tier.held) - len(tier.missing)
+        prefixes = self._prefixes.take_news(room)
+        self._untold_tier = None
         try:
-            await self._feed.publish(self._event(news, prefixes, timed))
+            await self._feed.publish(self._event(news, prefixes, tier, timed))
         except BaseException:  # cancelled as well: nobody knows whether it has arrived
             self._news = news.before(self._news)
             self._prefixes.untold(prefixes)
+            self._untold_tier = tier
             raise
 
-    def _event(self, news: _News, prefixes: PrefixNews, timed: bool) -> WorkerEvent:
+    def _event(self, news: _News, prefixes: PrefixNews, tier: TierNews, timed: bool) -> WorkerEvent:
         capacity = self._capacity()
         running = max(capacity.running, self._in_hand.choices)
         free = max(0, capacity.max_seqs - running) if self.accepting else 0
@@ -218,5 +230,9 @@ class Heartbeat:
             prefill_tokens=self._in_hand.prefill_tokens,
             prefixes=prefixes.come,
             prefixes_gone=prefixes.gone,
+            tier_prefixes=tier.held,
+            tier_prefixes_gone=tier.missing,
+            load_us_per_token=tier.load_us_per_token,
+            prefill_us_per_token=tier.prefill_us_per_token,
             credits=self._credits.grant(free, self._backlog, time.monotonic_ns() // 1_000_000),
         )

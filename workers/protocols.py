@@ -22,6 +22,8 @@ class EngineRequest:
         sampling: ``max_tokens`` is the budget of the whole reply, emitted tokens included.
         priority: lower runs first.
         cache_salt: keeps tenants' prefix caches apart.
+        shared_tokens: of the prompt's tokens, the first so many belong to a prompt that the operator has
+            declared shareable: in the KV tier they are the same for all tenants.
     """
 
     engine_id: str
@@ -30,6 +32,7 @@ class EngineRequest:
     sampling: Sampling
     priority: int
     cache_salt: str
+    shared_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,23 @@ class Capacity:
     running: int
     kv_tokens_total: int = 0
     kv_tokens_free: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TierNews:
+    """What an engine has learned of the KV tier that it shares with others. Hints, as the tier forgets.
+
+    Attributes:
+        held / missing: prefix hashes (:mod:`kv.layout`) that it has found or stored there / has looked for in
+            vain, since it was last asked; none is in both. Of one prompt, its start comes first.
+        load_us_per_token / prefill_us_per_token: what a token takes to load from the tier / to prefill,
+            microseconds, as measured lately; None = not measured yet.
+    """
+
+    held: list[str]
+    missing: list[str]
+    load_us_per_token: float | None = None
+    prefill_us_per_token: float | None = None
 
 
 class Detokenizer(Protocol):
@@ -107,6 +127,11 @@ class Engine(Protocol):
 
     def capacity(self) -> Capacity:
         """Room right now; cheap, never blocks."""
+
+    def take_tier_news(self, limit: int) -> TierNews | None:
+        """What it has learned of its KV tier since it was last asked, at most ``limit`` hashes; the rest
+        stays for later, as far as there is room for it. None = it has no tier. Cheap, never blocks.
+        """
 
     async def check(self) -> None:
         """Raise :class:`workers.errors.EngineDead` if the engine can no longer generate."""

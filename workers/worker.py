@@ -114,6 +114,7 @@ class Worker:
             interval_ms=worker.heartbeat_ms,
             slot_ttl_ms=slot_ttl_ms,
             capacity=self._engine.capacity,
+            tier_news=self._engine.take_tier_news,
             in_hand=in_hand,
             prefixes=PrefixMemory(self._engine.capacity().kv_tokens_total),
             credits=CreditLedger(_GRANT_HOLDS_HEARTBEATS * worker.heartbeat_ms),

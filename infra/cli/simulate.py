@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -45,6 +45,7 @@ def simulate(
     config: Path | None,
     seed: int,
     kills: Sequence[float],
+    restarts: Sequence[float],
     out: Path | None,
 ) -> int:
     """Run every policy over the same requests, print the tables, and draw them if ``out`` is given.
@@ -54,16 +55,16 @@ def simulate(
     """
     settings = load(config)
     changes = [*worker_changes, *([f"count={workers}"] if workers is not None else [])]
-    deaths = tuple(seconds * 1000 for seconds in kills)
     try:
         if trace is not None:
-            experiment = _of_trace(trace, settings, changed_workers(WorkerLoad(), changes), deaths)
+            experiment = _of_trace(trace, settings, changed_workers(WorkerLoad(), changes))
         else:
             spec = read_load(load_spec or "")
             spec = spec.model_copy(update={"workers": changed_workers(spec.workers, changes)})
-            experiment = Experiment.of_load(spec, seed, deaths)
+            experiment = Experiment.of_load(spec, seed)
     except LoadError as error:
         raise SettingsError(str(error)) from None
+    experiment = replace(experiment, deaths=_in_ms(kills), restarts=_in_ms(restarts))
     reports = []
     for name in dict.fromkeys(policies):
         started = time.monotonic()
@@ -88,12 +89,14 @@ def read_load(text: str) -> LoadSpec:
     return parse_load(text)
 
 
-def _of_trace(
-    path: Path, settings: Settings, workers: WorkerLoad, deaths: tuple[float, ...]
-) -> Experiment:
+def _of_trace(path: Path, settings: Settings, workers: WorkerLoad) -> Experiment:
     lines = _read(path, "trace").splitlines()
     requests = read_trace(lines, settings.tiers, workers.kv_tokens)
-    return Experiment.of_trace(requests, settings, workers, TRACE_DRAIN_MS, deaths)
+    return Experiment.of_trace(requests, settings, workers, TRACE_DRAIN_MS)
+
+
+def _in_ms(times: Sequence[float]) -> tuple[float, ...]:
+    return tuple(seconds * 1000 for seconds in times)
 
 
 def _read(path: Path, what: str) -> str:

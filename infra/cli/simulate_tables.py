@@ -39,7 +39,15 @@ def tier_rows(reports: Sequence[Report]) -> Rows:
 def policy_rows(reports: Sequence[Report]) -> Rows:
     """A row for each policy."""
     heads = (
-        *("policy", "slots taken", "service/s", "output tokens/s", "goodput/s", "prompt from cache"),
+        *(
+            "policy",
+            "slots taken",
+            "service/s",
+            "output tokens/s",
+            "goodput/s",
+            "prompt from cache",
+            "from tier",
+        ),
         *("failed", "unfinished", "virtual time s"),
     )
     rows: list[tuple[str, ...]] = [
@@ -50,6 +58,7 @@ def policy_rows(reports: Sequence[Report]) -> Rows:
             f"{report.tokens_per_second:,.0f}",
             f"{report.goodput_per_second:,.2f}",
             f"{report.cached_share:.1%}",
+            f"{report.loaded_share:.1%}",
             f"{sum(row.failed for row in report.tiers.values()):,}",
             f"{sum(row.unfinished for row in report.tiers.values()):,}",
             f"{report.end_ms / 1000:,.0f}",

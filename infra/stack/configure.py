@@ -48,13 +48,18 @@ class UpOptions:
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where this stack's parts are."""
+    """Where this stack's parts are.
+
+    Attributes:
+        cache: the embedded Redis of the KV tier; None = this stack runs none.
+    """
 
     port: int
     ws_port: int
     kafka: str
     redis: str
     doorbells: Path
+    cache: str | None = None
 
 
 def base_settings(options: UpOptions) -> Settings:
@@ -103,6 +108,8 @@ def effective_settings(base: Settings, addresses: Addresses, *, embedded_broker:
             "idempotent": False,
         }
     raw["redis"]["url"] = addresses.redis
+    if addresses.cache is not None:
+        raw["kv"]["redis_url"] = addresses.cache
     raw["http"]["port"] = addresses.port
     raw["edge"]["port"] = addresses.ws_port
     return parse(raw)

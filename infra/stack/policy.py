@@ -12,13 +12,16 @@ LONGEST_WAIT_SECONDS = 5.0
 #: A process that ran for so long was no start-up failure: its next restart is a first one again.
 SETTLED_SECONDS = 10.0
 
+#: Name of the Redis of the KV tier among a stack's processes.
+CACHE = "kv-redis"
+
 #: What drains together, in order: nothing new comes in, what runs gets out, then what both stand on.
 #: The seconds are the time of a phase; what is left then is killed. They add up to less than 15.
 DRAIN_PHASES: tuple[tuple[frozenset[str], float], ...] = (
     (frozenset({"gateway", "edge", "batch-runner"}), 4.0),
     (frozenset({"moderation", "scheduler", "history"}), 4.0),
     (frozenset({"worker"}), 4.0),
-    (frozenset({"redis"}), 1.5),
+    (frozenset({"redis", CACHE}), 1.5),
     (frozenset({"broker"}), 1.0),
 )
 

@@ -17,6 +17,7 @@ from ..embedded import (
     Command,
     broker_answers,
     broker_command,
+    cache_command,
     free_port,
     redis_answers,
     redis_command,
@@ -24,6 +25,7 @@ from ..embedded import (
 from ..settings import Settings
 from .engine_env import ENGINE_PYTHON_VARIABLE, engine_python
 from .errors import StackError
+from .policy import CACHE
 from .state import STACK_FILE_VARIABLE, ProcessState
 
 #: Arguments of the interpreter that make each role; the folder a user happens to be in is no part of the
@@ -90,11 +92,17 @@ def broker_unit(port: int, data_dir: Path, on_answer: Callable[[], Awaitable[obj
 
 def redis_unit(port: int, data_dir: Path) -> Unit:
     """The embedded Redis."""
+    return Unit("redis", 0, "service", port, lambda p: redis_command(p, data_dir / "redis"), _answers)
 
-    async def probe(port: int) -> str | None:
-        return None if await asyncio.to_thread(redis_answers, LOOPBACK, port) else "does not answer"
 
-    return Unit("redis", 0, "service", port, lambda p: redis_command(p, data_dir / "redis"), probe)
+def cache_unit(port: int, memory_mib: int) -> Unit:
+    """The embedded Redis of the KV tier."""
+    return Unit(CACHE, 0, "service", port, lambda p: cache_command(p, memory_mib), _answers)
+
+
+async def _answers(port: int) -> str | None:
+    """Probe of a Redis."""
+    return None if await asyncio.to_thread(redis_answers, LOOPBACK, port) else "does not answer"
 
 
 def role_units(

@@ -35,7 +35,7 @@ from .ports import PortKeeper
 from .process import Watchdog
 from .state import SETTINGS_FILE, StackState, data_dir_lock, state_file, write_json
 from .supervisor import Supervisor
-from .units import Unit, broker_unit, redis_unit, role_units, worker_interpreter
+from .units import Unit, broker_unit, cache_unit, redis_unit, role_units, worker_interpreter
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,8 @@ def _addresses(options: UpOptions, base: Settings, keeper: PortKeeper, doorbells
     ws_port = pick(options.ws_port, "--ws-port", base.edge.port or PREFERRED_WS_PORT, edge_host)
     kafka = options.kafka or f"{LOOPBACK}:{keeper.any()}"
     redis = options.redis or f"redis://{LOOPBACK}:{keeper.any()}/0"
-    return Addresses(port, ws_port, kafka, redis, doorbells)
+    cache = f"redis://{LOOPBACK}:{keeper.any()}/0" if base.kv.enabled and not base.kv.redis_url else None
+    return Addresses(port, ws_port, kafka, redis, doorbells, cache)
 
 
 class _Run:
@@ -188,6 +189,9 @@ class _Run:
         if options.redis is None:
             port = urlsplit(settings.redis.url).port or 0
             services.append(redis_unit(port, options.data_dir))
+        if self._addresses.cache is not None:
+            port = urlsplit(self._addresses.cache).port or 0
+            services.append(cache_unit(port, settings.kv.memory_mib))
         if options.kafka is None:
             port = int(settings.kafka.bootstrap.rpartition(":")[2])
 

@@ -25,6 +25,7 @@ from infra.tasks import end_tasks
 from infra.telemetry import BATCH_LINES, BATCH_LINES_RUNNING, BATCHES
 
 from . import life
+from .adaptive_slots import AdaptiveSlots
 from .gathering import Gathering
 from .ids import result_file_id, result_id
 from .line_runner import FinishedLine, LineRunner
@@ -56,7 +57,7 @@ class BatchServices:
     storage: FileStorage
     streams: RedisTokenStreams
     lines: LineRunner
-    slots: asyncio.Semaphore
+    slots: AdaptiveSlots
     flush_seconds: float
     lease_seconds: float
     now_ms: Callable[[], int]

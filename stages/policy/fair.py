@@ -215,7 +215,7 @@ class FairOrder:
 
     def _is_hopeless(self, request: Request, tried: list[tuple[int, int, int]]) -> bool:
         """Whether one that needs no more of anything has found no place just now."""
-        if not tried or self._fleet.prefixes.longest(request.job.prefix_hashes):
+        if not tried or self._fleet.finds(request.job.prefix_hashes):
             return False
         choices, prompt, tokens = _size(request)
         return any(c <= choices and p <= prompt and t <= tokens for c, p, t in tried)

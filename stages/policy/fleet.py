@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from itertools import count
 
 from contracts.worker_events import WorkerEvent
 
-from .prefixes import PrefixIndex
+from .prefixes import PrefixIndex, TierIndex
 from .request import Request
 from .worker import Worker
 
@@ -26,6 +26,7 @@ class Fleet:
         timeout_ms: how long a worker may be silent.
         held / free: slots of the awake workers: those of requests this scheduler gave them, and free ones.
         prefixes: what they have cached.
+        tier: what the KV tier that they share has cached.
         to_try: requests that a worker is kept for and that may fit there by now, or have lost it.
     """
 
@@ -35,6 +36,7 @@ class Fleet:
         self.held = 0
         self.free = 0
         self.prefixes = PrefixIndex()
+        self.tier = TierIndex()
         self.to_try: dict[str, None] = {}
         self._scheduler_id = scheduler_id
         self._slots: dict[int, Worker] = {}
@@ -66,6 +68,8 @@ class Fleet:
         worker.report(event, self._scheduler_id, now_ms)
         if event.prefixes or event.prefixes_gone:
             self.prefixes.update(worker.worker_id, event.prefixes, event.prefixes_gone)
+        if event.tier_prefixes or event.tier_prefixes_gone:
+            self.tier.update(event.tier_prefixes, event.tier_prefixes_gone)
         if worker.accepting:
             self._awake[worker.worker_id] = worker
             self._count(worker, 1)
@@ -91,6 +95,7 @@ class Fleet:
         worker.give(request, uncached, now_ms)
         if uncached:
             self.prefixes.expect(worker.worker_id, request.job.prefix_hashes)
+            self.tier.expect(request.job.prefix_hashes)
         if awake:
             self._count(worker, 1)
             self._enter(worker)
@@ -104,6 +109,10 @@ class Fleet:
         worker.take_back(request)
         self._count(worker, 1)
         self._enter(worker)
+
+    def finds(self, hashes: Sequence[str]) -> bool:
+        """Whether any worker, or the tier, holds a prefix of a prompt."""
+        return self.prefixes.longest(hashes) > 0 or self.tier.held_tokens(hashes) > 0
 
     def has_room(self) -> bool:
         """Whether any worker has a free slot and is not kept for somebody."""

@@ -162,6 +162,8 @@ class Policy:
                         seat.worker.worker_id,
                         seat.worker.slot,
                         request.attempts,
+                        seat.held,
+                        seat.loaded,
                     )
                 )
             for request, worker in pool.order.preempt(now_ms):

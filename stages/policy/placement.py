@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from infra.settings import SchedulerSettings
 
@@ -20,16 +20,19 @@ LOOKED_AT = 4
 FULL_SECONDS = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
+class Seat(NamedTuple):
     """A place for a request.
 
     Attributes:
-        uncached: tokens of its prompt that the worker has to prefill; at least 1.
+        uncached: what its prompt costs there, in tokens to prefill: those that nobody holds, and those that
+            are loaded at what they cost; at least 1.
+        held / loaded: tokens of its prompt that the worker holds / that it loads from the KV tier.
     """
 
     worker: Worker
     uncached: int
+    held: int = 0
+    loaded: int = 0
 
 
 #: Whether it is the worker that the request was lost on, expected time to first token (seconds), slot.
@@ -76,8 +79,9 @@ class ExpectedTtft:
     """The worker with the lowest expected time to first token.
 
     That is (prompt tokens that are not cached there + prompt tokens to prefill before them) / prefill
-    rate, and a term for the slots that are taken. It looks at the least loaded workers and at those that
-    hold the longest prefix; all others would be slower, but for those with a shorter prefix.
+    rate, and a term for the slots that are taken. Tokens that the worker does not hold and the KV tier does
+    count as what they take it to load. It looks at the least loaded workers and at those that hold the
+    longest prefix; all others would be slower, but for those with a shorter prefix.
     """
 
     def __init__(self, settings: SchedulerSettings) -> None:
@@ -91,24 +95,26 @@ class ExpectedTtft:
     def choose(self, fleet: Fleet, request: Request) -> Seat | None:
         """See :class:`Placement`."""
         job = request.job
+        in_tier = fleet.tier.held_tokens(job.prefix_hashes)
         kept = fleet.keeper(job.request_id, request.kept) if request.kept else None
         if kept is not None:
-            return self._seat(fleet, request, kept)
+            return self._seat(fleet, request, kept, in_tier)
         best: _Choice | None = None
         prefixes = fleet.prefixes
+        longest = prefixes.longest(job.prefix_hashes)
         # The shortest prefill it can have anywhere.
-        least = max(1, job.prompt_tokens - prefixes.longest(job.prefix_hashes))
+        least = max(1, job.prompt_tokens - max(longest, in_tier))
         least_seconds = least / self._settings.prefill_tokens_per_second
-        if least < job.prompt_tokens:
+        if longest:
             for worker_id in islice(prefixes.holders(job.prefix_hashes), LOOKED_AT):
                 worker = fleet.awake(worker_id)
                 if worker is not None and worker.entry:
-                    best = self._better(fleet, request, worker, best)
+                    best = self._better(fleet, request, worker, in_tier, best)
         with closing(fleet.cheapest()) as workers:
             for worker in islice(workers, LOOKED_AT):
                 if best is not None and best[:2] <= (False, worker.load + least_seconds):
                     break
-                best = self._better(fleet, request, worker, best)
+                best = self._better(fleet, request, worker, in_tier, best)
         return best[3] if best is not None else None
 
     def reconfigure(self, settings: SchedulerSettings) -> None:
@@ -116,29 +122,38 @@ class ExpectedTtft:
         self._settings = settings
 
     def _better(
-        self, fleet: Fleet, request: Request, worker: Worker, best: _Choice | None
+        self, fleet: Fleet, request: Request, worker: Worker, in_tier: int, best: _Choice | None
     ) -> _Choice | None:
-        seat = self._seat(fleet, request, worker)
+        seat = self._seat(fleet, request, worker, in_tier)
         if seat is None:
             return best
         ttft = worker.load + seat.uncached / self._settings.prefill_tokens_per_second
         choice = (worker.worker_id == request.shunned, ttft, worker.slot, seat)
         return choice if best is None or choice[:3] < best[:3] else best
 
-    def _seat(self, fleet: Fleet, request: Request, worker: Worker) -> Seat | None:
-        """This worker, if it has room: slots, KV cache, and prompt tokens in prefill."""
+    def _seat(self, fleet: Fleet, request: Request, worker: Worker, in_tier: int) -> Seat | None:
+        """This worker, if it has room: slots, KV cache, and prompt tokens in prefill.
+
+        Args:
+            in_tier: tokens of the prompt's longest prefix that the KV tier holds.
+        """
         free = worker.free
         if free <= 0 or free < slots_need(request, worker):
             return None
         need = kv_need(request)
         if worker.kv_total and need > worker.kv_free - worker.given_kv and not worker.idle:
             return None
-        cached = fleet.prefixes.held_tokens(worker.worker_id, request.job.prefix_hashes)
-        uncached = max(1, request.job.prompt_tokens - cached)
+        held = fleet.prefixes.held_tokens(worker.worker_id, request.job.prefix_hashes)
+        loaded = 0
+        if in_tier > held and worker.load_ratio < 1:
+            loaded = in_tier - held
+        uncached = max(1, request.job.prompt_tokens - held - loaded)
+        if loaded:
+            uncached += math.ceil(loaded * worker.load_ratio)
         ahead = worker.ahead
         if ahead and ahead + uncached > self._settings.prefill_tokens_per_worker:
             return None
-        return Seat(worker, uncached)
+        return Seat(worker, uncached, held, loaded)
 
 
 def least_missing(request: Request, worker: Worker) -> tuple[int, ...]:

@@ -1,13 +1,16 @@
-"""Which workers hold which prefixes, as their events tell."""
+"""Which workers hold which prefixes, and what the KV tier that they share holds, as their events tell."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 
 from kv.layout import CHUNK_TOKENS
 
 #: Chunks remembered per worker (4 million tokens); the longest known are forgotten first.
 PREFIXES_PER_WORKER = 16_384
+#: Chunks of the KV tier remembered per pool (16.8 million tokens); the longest unused are forgotten first.
+TIER_PREFIXES = 65_536
 
 
 class PrefixIndex:
@@ -75,7 +78,47 @@ class PrefixIndex:
             del self._holders[name]
 
 
-def _longest(hashes: Sequence[str], held: dict[str, None] | dict[str, dict[str, None]]) -> int:
+class TierIndex:
+    """The prefixes in the KV tier of a pool's workers. Hints, as in :class:`PrefixIndex`.
+
+    What it says is what any of them has found or stored there last; the tier itself tells nothing when it
+    evicts, so a prefix that is gone is believed to be there until a worker looks for it in vain.
+    """
+
+    def __init__(self, room: int = TIER_PREFIXES) -> None:
+        """An empty one that remembers ``room`` chunks."""
+        self._room = room
+        self._held: OrderedDict[str, None] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def update(self, found: Sequence[str], missing: Sequence[str]) -> None:
+        """A worker has found or stored these there, and has looked for these in vain."""
+        held = self._held
+        for name in missing:
+            held.pop(name, None)
+        # The start of a prompt is used last, so that its end, useless without it, is forgotten first.
+        for name in reversed(found):
+            held[name] = None
+            held.move_to_end(name)
+        while len(held) > self._room:
+            held.popitem(last=False)
+
+    def expect(self, hashes: Sequence[str]) -> None:
+        """A prompt with these was given to a worker: it will load or store them soon, if any worker does."""
+        if hashes and self._held:
+            self.update(hashes, ())
+
+    def held_tokens(self, hashes: Sequence[str]) -> int:
+        """Tokens of the longest prefix of a prompt that is there."""
+        return CHUNK_TOKENS * _longest(hashes, self._held)
+
+
+def _longest(hashes: Sequence[str], held: Mapping[str, object]) -> int:
     """Chunks of the longest prefix whose last one is in ``held``."""
     if not hashes or hashes[0] not in held:
         return 0

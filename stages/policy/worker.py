@@ -32,6 +32,8 @@ class Worker:
         free: free slots, as far as its report, its grant and our own count tell.
         ahead: prompt tokens that are prefilled before those of a request that it is given now. An event
             that crossed a dispatch on its way does not show it yet, so ``recent`` counts at least.
+        load_ratio: what it takes to load a token from the KV tier, in tokens to prefill; 1 = as long as
+            that, or longer, or not known: it gains nothing from the tier.
         load: what the fleet orders it by, as of its entry there.
         kept_for: the request it takes next, before which it takes nothing else; empty = none.
         entry: its valid entry in the order of the fleet; 0 = none.
@@ -55,6 +57,7 @@ class Worker:
     recent: deque[tuple[int, int]] = field(default_factory=deque)
     free: int = 0
     ahead: int = 0
+    load_ratio: float = 1.0
     load: float = 0.0
     kept_for: str = ""
     entry: int = 0
@@ -69,6 +72,7 @@ class Worker:
         self.prefilling = event.prefill_tokens
         self.accepting = event.accepting
         self.seen_ms = now_ms
+        self.load_ratio = _load_ratio(event)
         self.given_kv = self.given_prefill = 0
         if self.granted is None:
             self.untaken.clear()  # A worker that grants nothing may not say either what it has taken.
@@ -112,6 +116,13 @@ class Worker:
         if self.recent:
             ahead = max(ahead, sum(tokens for _, tokens in self.recent))
         self.ahead = ahead
+
+
+def _load_ratio(event: WorkerEvent) -> float:
+    load, prefill = event.load_us_per_token, event.prefill_us_per_token
+    if load is None or prefill is None or not (load > 0 and prefill > 0):
+        return 1.0
+    return min(1.0, load / prefill)
 
 
 def kv_need(request: Request) -> int:

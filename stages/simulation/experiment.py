@@ -12,9 +12,11 @@ from ..protocols import SchedulingPolicy
 from .load import make_requests
 from .load_spec import LoadSpec, WorkerLoad
 from .meter import Meter, Yardstick
+from .prefix_cache import ChunkStore
 from .report import Report
 from .requests import SimRequest
-from .simulator import Pace, Simulator, TierRules
+from .simulator import Fall, Pace, Simulator, TierRules
+from .tier_link import TierLink
 from .worker_model import SimWorker
 
 MakePolicy = Callable[[PolicyName, SchedulerSettings, int], SchedulingPolicy]
@@ -42,6 +44,7 @@ class Experiment:
         workers: how many and of what kind.
         starving_ms: see :class:`~.fairness.Passing`.
         deaths: times at which a worker dies, milliseconds; the first takes worker 0, the next 1, ...
+        restarts: times at which one restarts, in the same way.
     """
 
     requests: Callable[[], Iterable[SimRequest]]
@@ -52,9 +55,10 @@ class Experiment:
     workers: WorkerLoad
     starving_ms: float = 30_000.0
     deaths: tuple[float, ...] = ()
+    restarts: tuple[float, ...] = ()
 
     @classmethod
-    def of_load(cls, spec: LoadSpec, seed: int, deaths: tuple[float, ...] = ()) -> Experiment:
+    def of_load(cls, spec: LoadSpec, seed: int) -> Experiment:
         """A drawn load."""
         return cls(
             requests=lambda: make_requests(spec, seed),
@@ -67,17 +71,11 @@ class Experiment:
             targets_ms={name: tier.target_ms for name, tier in spec.tiers.items()},
             workers=spec.workers,
             starving_ms=spec.starving_seconds * 1000,
-            deaths=deaths,
         )
 
     @classmethod
     def of_trace(
-        cls,
-        requests: list[SimRequest],
-        settings: Settings,
-        workers: WorkerLoad,
-        drain_ms: float,
-        deaths: tuple[float, ...] = (),
+        cls, requests: list[SimRequest], settings: Settings, workers: WorkerLoad, drain_ms: float
     ) -> Experiment:
         """A recorded load, with the tiers of a configuration."""
         return cls(
@@ -90,7 +88,6 @@ class Experiment:
             },
             targets_ms={name: tier.ttft_target_seconds * 1000 for name, tier in settings.tiers.items()},
             workers=workers,
-            deaths=deaths,
         )
 
     def run(self, name: PolicyName, make_policy: MakePolicy, settings: Settings) -> Report:
@@ -108,7 +105,7 @@ class Experiment:
             scheduler = scheduler.model_copy(
                 update={"worker_timeout_ms": max(scheduler.worker_timeout_ms, patience_ms)}
             )
-        workers = [SimWorker(self.workers, index, f"w{index}") for index in range(count)]
+        workers = self._make_workers()
         yardstick = Yardstick(self.window_ms, self.targets_ms, self.starving_ms)
         meter = Meter(yardstick, workers)
         simulator = Simulator(
@@ -124,7 +121,24 @@ class Experiment:
                 give_up_ms=self.window_ms + self.drain_ms,
             ),
             scheduler.window_per_class,
-            [(at_ms, index) for index, at_ms in enumerate(self.deaths[:count])],
+            self._falls(),
         )
         end_ms = simulator.run(self.requests())
         return meter.report(name, simulator.unfinished, end_ms)
+
+    def _make_workers(self) -> list[SimWorker]:
+        model = self.workers
+        store = ChunkStore(model.tier_tokens) if model.has_tier else None
+        return [
+            SimWorker(
+                model, i, f"w{i}", TierLink(store, model.tier_load_ms) if store is not None else None
+            )
+            for i in range(model.count)
+        ]
+
+    def _falls(self) -> list[Fall]:
+        count = self.workers.count
+        deaths = [Fall(at_ms, index) for index, at_ms in enumerate(self.deaths[:count])]
+        return deaths + [
+            Fall(at_ms, index, restarts=True) for index, at_ms in enumerate(self.restarts[:count])
+        ]

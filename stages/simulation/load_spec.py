@@ -89,9 +89,22 @@ class ConversationLoad(_Part):
 
 
 class WorkerLoad(WorkerModel):
-    """The workers: how many, and what each is like."""
+    """The workers: how many, what each is like, and the KV tier that they share.
+
+    Attributes:
+        tier_tokens: room of the tier, tokens; 0 = there is none.
+        tier_load_ms: what a worker takes to load one token from it, beside its steps, one request after the
+            other. Not faster than ``prefill_ms`` = nothing is loaded.
+    """
 
     count: int = Field(default=8, ge=1, le=100_000)
+    tier_tokens: int = Field(default=0, ge=0)
+    tier_load_ms: float = Field(default=0.03, gt=0)
+
+    @property
+    def has_tier(self) -> bool:
+        """Whether there is a tier that is worth loading from."""
+        return self.tier_tokens > 0 and self.tier_load_ms < self.prefill_ms
 
 
 class LoadSpec(_Part):

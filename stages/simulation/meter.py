@@ -87,6 +87,7 @@ class Meter:
         self._slot_ms = 0.0
         self._prompt_tokens = 0
         self._computed_tokens = 0
+        self._loaded_tokens = 0
         self._output_tokens = 0.0
         self._at_window_end: tuple[dict[tuple[str, str], float], float] | None = None
 
@@ -134,9 +135,12 @@ class Meter:
         self._passing.started(passage.line, request.tier, request.request_id, now_ms)
         self._taken += 1
 
-    def first_token(self, passage: Passage, now_ms: float, computed_tokens: int) -> None:
-        """Its prompt is prefilled, of which so many tokens were computed, and its first token is out."""
+    def first_token(
+        self, passage: Passage, now_ms: float, computed_tokens: int, loaded_tokens: int = 0
+    ) -> None:
+        """Its first token is out; so much of its prompt was computed, and loaded from the KV tier."""
         self._computed_tokens += computed_tokens
+        self._loaded_tokens += loaded_tokens
         if passage.first_ms is None:
             passage.first_ms = now_ms
             request = passage.request
@@ -256,6 +260,7 @@ class Meter:
             tokens_per_second=output / seconds,
             goodput_per_second=sum(t.within_target for t in self._tallies.values()) / seconds,
             cached_share=1 - self._computed_tokens / self._prompt_tokens if self._prompt_tokens else 0.0,
+            loaded_share=self._loaded_tokens / self._prompt_tokens if self._prompt_tokens else 0.0,
             tiers={
                 tier: self._tier_report(tier, tally, left[tier], by_tier[tier])
                 for tier, tally in self._tallies.items()

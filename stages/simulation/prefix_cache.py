@@ -1,4 +1,4 @@
-"""The prefix cache of a simulated worker: chunks of tokens by name, least recently used go first."""
+"""Caches of simulated workers: chunks of tokens by name, least recently used go first."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from kv.layout import CHUNK_TOKENS
 
 
-class PrefixCache:
-    """Which chunks a worker holds, and what has changed since that was last asked for."""
+class ChunkStore:
+    """Which chunks are held: the KV tier that workers share, and the base of what each has of its own."""
 
     def __init__(self, tokens: int) -> None:
         """Make an empty one.
@@ -18,20 +18,22 @@ class PrefixCache:
         """
         self._room = tokens // CHUNK_TOKENS
         self._held: dict[str, None] = {}
-        self._new: dict[str, None] = {}
-        self._gone: dict[str, None] = {}
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def cached_tokens(self, chunks: Sequence[str], prompt_tokens: int) -> int:
-        """Tokens of a prompt that need no prefill; its last token always does, for the first output."""
+    def chunks_of(self, chunks: Sequence[str], prompt_tokens: int) -> int:
+        """How many of a prompt's first full chunks are held."""
         hits = 0
         for name in chunks[: prompt_tokens // CHUNK_TOKENS]:
             if name not in self._held:
                 break
             hits += 1
-        return min(hits * CHUNK_TOKENS, prompt_tokens - 1)
+        return hits
+
+    def cached_tokens(self, chunks: Sequence[str], prompt_tokens: int) -> int:
+        """Tokens of a prompt that need no prefill; its last token always does, for the first output."""
+        return min(self.chunks_of(chunks, prompt_tokens) * CHUNK_TOKENS, prompt_tokens - 1)
 
     def add(self, chunks: Sequence[str]) -> None:
         """These chunks were computed or used: they are the most recent now, the first of them most of all.
@@ -42,18 +44,29 @@ class PrefixCache:
         for name in reversed(chunks):
             if name in held:
                 del held[name]
-            elif name in self._gone:
-                del self._gone[name]
             else:
-                self._new[name] = None
+                self._comes(name)
             held[name] = None
         while len(held) > self._room:
             name = next(iter(held))
             del held[name]
-            if name in self._new:
-                del self._new[name]
-            else:
-                self._gone[name] = None
+            self._goes(name)
+
+    def _comes(self, name: str) -> None:
+        """A chunk is held from now on."""
+
+    def _goes(self, name: str) -> None:
+        """A chunk is held no longer."""
+
+
+class PrefixCache(ChunkStore):
+    """Which chunks a worker holds, and what has changed since that was last asked for."""
+
+    def __init__(self, tokens: int) -> None:
+        """See :class:`ChunkStore`."""
+        super().__init__(tokens)
+        self._new: dict[str, None] = {}
+        self._gone: dict[str, None] = {}
 
     def changes(self) -> tuple[list[str], list[str]]:
         """Chunks that have come and that have gone since the last call."""
@@ -61,3 +74,15 @@ class PrefixCache:
         self._new = {}
         self._gone = {}
         return changed
+
+    def _comes(self, name: str) -> None:
+        if name in self._gone:
+            del self._gone[name]
+        else:
+            self._new[name] = None
+
+    def _goes(self, name: str) -> None:
+        if name in self._new:
+            del self._new[name]
+        else:
+            self._gone[name] = None

@@ -101,4 +101,30 @@ DAY: Mapping[str, Any] = {
     },
 }
 
-PRESETS: Mapping[str, Mapping[str, Any]] = {"overload": OVERLOAD, "day": DAY}
+#: Chats whose conversations are more than the workers' own caches hold, so that the KV tier matters.
+CHAT: Mapping[str, Any] = {
+    "seconds": 300,
+    "drain_seconds": 300,
+    "per_second": 8.0,
+    "tiers": {
+        "paid": {
+            "queue_class": "interactive",
+            "share": 1.0,
+            "tenants": 40,
+            "zipf": 1.0,
+            "prompt": {"median": 600, "sigma": 1.0, "most": 8_000},
+            "reply": {"median": 250, "sigma": 0.7, "most": 2_000},
+            "max_wait_seconds": 120,
+            "target_ms": 1_000,
+        },
+    },
+    "conversations": {
+        "turns": 6,
+        "think_seconds": 30,
+        "system_tokens": 1_024,
+        "context_tokens": 32_000,
+    },
+    "workers": {"count": 8},
+}
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {"overload": OVERLOAD, "day": DAY, "chat": CHAT}

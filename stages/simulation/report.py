@@ -76,7 +76,8 @@ class Report:
         utilisation: share of slot time in which a request was on a worker.
         tokens_per_second: output tokens of all workers.
         goodput_per_second: replies within their tier's target.
-        cached_share: part of all prompt tokens that came from prefix caches.
+        cached_share: part of all prompt tokens that came from prefix caches or the KV tier.
+        loaded_share: part of all prompt tokens that came from the KV tier.
         tiers: by name.
         service: what each tenant has got within the window, in service units, by tier.
         samples: the course of it.
@@ -90,6 +91,7 @@ class Report:
     tokens_per_second: float
     goodput_per_second: float
     cached_share: float
+    loaded_share: float
     tiers: dict[str, TierReport]
     service: dict[str, dict[str, float]]
     samples: list[Sample] = field(repr=False)

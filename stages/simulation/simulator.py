@@ -10,6 +10,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from contracts.tiers import QueueClass
 from contracts.worker_events import WorkerEvent
@@ -32,6 +33,19 @@ class TierRules:
 
     queue_class: QueueClass
     max_wait_ms: float
+
+
+class Fall(NamedTuple):
+    """A worker's end.
+
+    Attributes:
+        at_ms / worker: when, and the index of the worker.
+        restarts: it hands over what it has, and its successor begins at once; else it is gone without a word.
+    """
+
+    at_ms: float
+    worker: int
+    restarts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +90,13 @@ class Simulator:
         meter: Meter,
         pace: Pace,
         window_per_class: int,
-        deaths: Iterable[tuple[float, int]] = (),
+        falls: Iterable[Fall] = (),
     ) -> None:
         """Put the parts together.
 
         Args:
             window_per_class: requests a policy is shown per class; the others wait as if in Kafka.
-            deaths: times (milliseconds) and indices of workers that die.
+            falls: of workers, in any order.
         """
         self._policy = policy
         self._workers = workers
@@ -94,8 +108,9 @@ class Simulator:
         self._line: dict[QueueClass, deque[Passage]] = {c: deque() for c in QueueClass}
         self._open: dict[str, Passage] = {}
         self._events: list[tuple[float, int]] = []
-        self._deaths = sorted(deaths, reverse=True)
-        self._probing = bool(self._deaths)
+        self._falls = sorted(falls, reverse=True)
+        self._probing = bool(self._falls)
+        self._beats: deque[tuple[float, SimWorker]] = deque()
         self._held_back = 0
         self._policy_ms = ORIGIN_MS
         self.now_ms = 0.0
@@ -113,7 +128,8 @@ class Simulator:
             self._report(worker, [], [])
         # Spread over the interval, as those of workers that were not started together.
         share = pace.heartbeat_ms / len(workers)
-        beats = deque((share * (w.index + 1), w) for w in workers)
+        beats = self._beats
+        beats.extend((share * (w.index + 1), w) for w in workers)
         tick_ms, sample_ms = pace.tick_ms, pace.sample_ms
         recurring_ms = min(beats[0][0], tick_ms, sample_ms)
         while arrival is not None or self._open:
@@ -241,7 +257,7 @@ class Simulator:
         changes = worker.step_ends()
         self._schedule(worker)
         for run in changes.started:
-            meter.first_token(self._open[run.request.request_id], now_ms, run.computed)
+            meter.first_token(self._open[run.request.request_id], now_ms, run.computed, run.loaded)
         if not (changes.finished or changes.aborted):
             return
         for run in changes.finished:
@@ -268,6 +284,8 @@ class Simulator:
             generated: output tokens of all it runs; None = of those that leave.
         """
         gained, lost = worker.cache.changes()
+        tier = worker.tier
+        found, missing = tier.news() if tier is not None else ([], [])
         if generated is None:
             generated = self._progress(worker) if self._pace.tells_all else {}
             generated |= {run.request.request_id: run.emitted for run in (*finished, *aborted)}
@@ -285,6 +303,10 @@ class Simulator:
             prefill_tokens=worker.prefill_backlog(),
             prefixes=gained,
             prefixes_gone=lost,
+            tier_prefixes=found,
+            tier_prefixes_gone=missing,
+            load_us_per_token=1_000 * tier.load_ms if tier is not None else None,
+            prefill_us_per_token=1_000 * worker.model.prefill_ms,
         )
         policy, policy_ms = self._policy, self._policy_ms
         policy.worker_seen(POOL, event, policy_ms)
@@ -297,21 +319,34 @@ class Simulator:
         return {run.request.request_id: n for run, n in worker.progress(self.now_ms)}
 
     def _tick(self) -> None:
-        while self._deaths and self._deaths[-1][0] <= self.now_ms:
-            self._die(self._workers[self._deaths.pop()[1]])
+        while self._falls and self._falls[-1].at_ms <= self.now_ms:
+            fall = self._falls.pop()
+            self._fall(self._workers[fall.worker], restarts=fall.restarts)
         if self._probing:
             for request_id in self._policy.to_probe(self._policy_ms):
                 passage = self._open[request_id]
                 self._policy.probed(request_id, passage.worker_id, passage.attempts, self._policy_ms)
         self._decide()
 
-    def _die(self, worker: SimWorker) -> None:
-        """A worker is gone, and says nothing of it."""
+    def _fall(self, worker: SimWorker, *, restarts: bool) -> None:
+        """See :class:`Fall`."""
         if self._alive.pop(worker.worker_id, None) is None:
             return
+        left = list(worker.runs)
         for run, emitted in worker.progress(self.now_ms):
             passage = self._open[run.request.request_id]
             self._meter.left_worker(passage, run.since_ms, emitted, self.now_ms)
             self._meter.waits_again(passage, self.now_ms, preempted=False)
         worker.runs.clear()
         worker.next_ms = None
+        if restarts:
+            self._begin(worker.restarted())
+            for request_id in left:
+                self._policy.orphaned(request_id, 0, self._policy_ms)
+
+    def _begin(self, worker: SimWorker) -> None:
+        """A worker takes the place of the one before it."""
+        self._workers[worker.index] = worker
+        self._alive[worker.worker_id] = worker
+        self._beats.append((self.now_ms + self._pace.heartbeat_ms, worker))
+        self._report(worker, [], [])

@@ -8,8 +8,9 @@ the result is that of the step-by-step engine.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from kv.layout import CHUNK_TOKENS
 
 from .prefix_cache import PrefixCache
 from .requests import SimRequest
+from .tier_link import TierLink
 
 
 class WorkerModel(BaseModel):
@@ -53,7 +55,7 @@ class Run:
         since_ms / emitted_before: when it was dispatched, and output tokens of earlier attempts.
         emitted: output tokens that are out, of all attempts; of a decoding one, as of ``start_step``.
         prefill_left: prompt tokens (with emitted ones) still to prefill.
-        computed: prompt tokens that were not in the prefix cache.
+        computed / loaded: prompt tokens that were in no cache / that came from the KV tier.
         kv_held: KV room it holds, as of ``start_step``.
         admitted: its number among those the worker took into its batch; 0 = not in the batch.
         start_step: the worker's step count when its decode began; None while it does not decode.
@@ -66,6 +68,7 @@ class Run:
     emitted: int = 0
     prefill_left: int = 0
     computed: int = 0
+    loaded: int = 0
     kv_held: int = 0
     admitted: int = 0
     start_step: int | None = None
@@ -89,11 +92,13 @@ class SimWorker:
         next_ms: when its batch changes next; None while it has nothing to do.
         kv_used: KV tokens taken at ``time_ms``.
         runs: all it was given that have not left, by request id.
+        tier: its way to the KV tier; None = it has none.
     """
 
     model: WorkerModel
     index: int
     worker_id: str
+    tier: TierLink | None = None
     time_ms: float = 0.0
     next_ms: float | None = None
     kv_used: int = 0
@@ -102,6 +107,8 @@ class SimWorker:
     runs: dict[str, Run] = field(default_factory=dict)
     _joining: list[Run] = field(default_factory=list)
     _waiting: deque[Run] = field(default_factory=deque)
+    #: A heap by the time at which what they load is there.
+    _loading: list[tuple[float, int, Run]] = field(default_factory=list)
     _prefilling: deque[Run] = field(default_factory=deque)
     #: A heap by the step count at which the last token comes.
     _decoding: list[tuple[int, int, Run]] = field(default_factory=list)
@@ -114,10 +121,15 @@ class SimWorker:
     def __post_init__(self) -> None:
         self.cache = PrefixCache(self.model.prefix_tokens)
 
+    def restarted(self) -> SimWorker:
+        """Its successor, which knows nothing but the way to the tier."""
+        tier = TierLink(self.tier.store, self.tier.load_ms) if self.tier is not None else None
+        return SimWorker(self.model, self.index, f"{self.worker_id}.again", tier)
+
     @property
     def batch(self) -> int:
-        """Requests in its batch."""
-        return len(self._prefilling) + len(self._decoding)
+        """Requests in its batch, those included that wait for what they load."""
+        return len(self._loading) + len(self._prefilling) + len(self._decoding)
 
     def kv_free(self, now_ms: float) -> int:
         """KV room that is left at ``now_ms``, tokens."""
@@ -125,9 +137,10 @@ class SimWorker:
 
     def prefill_backlog(self) -> int:
         """Prompt tokens it has taken and not prefilled, as of the last change."""
-        if not (self._prefilling or self._waiting or self._joining):
+        if not (self._prefilling or self._waiting or self._joining or self._loading):
             return 0
         total = sum(run.prefill_left for run in self._prefilling)
+        total += sum(run.prefill_left for _, _, run in self._loading)
         return total + sum(
             r.request.prompt_tokens + r.emitted for q in (self._waiting, self._joining) for r in q
         )
@@ -164,8 +177,8 @@ class SimWorker:
         return max(0, min(int((now_ms - self.time_ms) / self._planned_ms), self._planned_steps - 1))
 
     def _wake(self, now_ms: float) -> None:
-        """Make the step under way the last of the plan; a worker at rest starts at once."""
-        if self.next_ms is None:
+        """Make the step under way the last of the plan; a worker without a step starts at once."""
+        if self._planned_steps == 0:
             self.time_ms = self.next_ms = now_ms
         elif self._planned_steps > 1:
             self._advance(self._whole_steps(now_ms))
@@ -183,7 +196,9 @@ class SimWorker:
         """The plan is over: what changed, and the next plan."""
         started: list[Run] = []
         finished: list[Run] = []
-        if self._planned_steps:
+        if self.next_ms is not None and self._planned_steps == 0:
+            self.time_ms = self.next_ms
+        elif self._planned_steps:
             if self._planned_prefill:
                 self._advance(self._planned_steps)
             else:
@@ -222,7 +237,7 @@ class SimWorker:
         run.kv_held += 1
         self.kv_used += 1
         run.start_step = self.steps
-        self.cache.add(run.request.prefix_hashes)
+        self._keep(run.request.prefix_hashes)
         if run.emitted >= run.request.output_tokens:
             self._leave(run)
             finished.append(run)
@@ -240,11 +255,16 @@ class SimWorker:
         del self.runs[run.request.request_id]
 
     def _keep_reply(self, run: Run) -> None:
-        """The chunks that its reply filled are in the prefix cache too, after those of the prompt."""
+        """The chunks that its reply filled are in the caches too, after those of the prompt."""
         request = run.request
         filled = (request.prompt_tokens + run.emitted) // CHUNK_TOKENS
         if min(filled, len(request.chunks)) > request.prompt_tokens // CHUNK_TOKENS:
-            self.cache.add(request.chunks[:filled])
+            self._keep(request.chunks[:filled])
+
+    def _keep(self, chunks: Sequence[str]) -> None:
+        self.cache.add(chunks)
+        if self.tier is not None:
+            self.tier.save(chunks)
 
     def _take_aborted(self) -> list[Run]:
         self._leaving = False
@@ -264,13 +284,21 @@ class SimWorker:
             run.emitted += self.steps - run.start_step
             run.kv_held += self.steps - run.start_step
             run.start_step = self.steps
+        elif any(entry[2] is run for entry in self._loading):
+            self._loading = [entry for entry in self._loading if entry[2] is not run]
+            heapq.heapify(self._loading)
         else:
             next(
                 line for line in (self._joining, self._waiting, self._prefilling) if run in line
             ).remove(run)
 
     def _admit(self) -> None:
-        """Take waiting requests into the batch while slots and KV room last, in order of arrival."""
+        """Take waiting requests into the batch while slots and KV room last, in order of arrival.
+
+        One that loads from the tier comes to its prefill when that is there; others do not wait for it.
+        """
+        while self._loading and self._loading[0][0] <= self.time_ms:
+            self._prefilling.append(heapq.heappop(self._loading)[2])
         self._waiting.extend(self._joining)
         self._joining.clear()
         model = self.model
@@ -285,8 +313,18 @@ class SimWorker:
             run.admitted = self._admissions
             run.kv_held = context
             self.kv_used += context
-            run.prefill_left = context - self.cache.cached_tokens(run.request.chunks, context)
-            run.computed = run.prefill_left
+            self._begin_prefill(run, context)
+
+    def _begin_prefill(self, run: Run, context: int) -> None:
+        chunks = run.request.chunks
+        held = self.cache.cached_tokens(chunks, context)
+        run.loaded, there_ms = 0, self.time_ms
+        if self.tier is not None:
+            run.loaded, there_ms = self.tier.load(chunks, context, held, self.time_ms)
+        run.computed = run.prefill_left = context - held - run.loaded
+        if run.loaded:
+            heapq.heappush(self._loading, (there_ms, run.admitted, run))
+        else:
             self._prefilling.append(run)
 
     def _plan(self) -> None:
@@ -298,7 +336,7 @@ class SimWorker:
         self._planned_prefill = 0
         if not decoding and not self._prefilling:
             self._planned_steps = 0
-            self.next_ms = None
+            self.next_ms = self._loading[0][0] if self._loading else None
             return
         steps = self._decoding[0][0] - self.steps if decoding else 1 << 60
         if decoding:
@@ -317,13 +355,18 @@ class SimWorker:
                     if prefill >= budget:
                         prefill = budget
                         break
-        self._planned_steps = steps
         self._planned_ms = model.step_ms + model.decode_ms * decoding + model.prefill_ms * prefill
+        if self._loading:
+            steps = min(
+                steps, max(1, math.ceil((self._loading[0][0] - self.time_ms) / self._planned_ms))
+            )
+        self._planned_steps = steps
         self.next_ms = self.time_ms + steps * self._planned_ms
 
     def _evict_youngest(self) -> None:
         """No room for another token of each: the latest in the batch gives its own up, and starts again."""
-        run = max((*self._prefilling, *(r for _, _, r in self._decoding)), key=lambda r: r.admitted)
+        ordered = (run for _, _, run in (*self._loading, *self._decoding))
+        run = max((*self._prefilling, *ordered), key=lambda r: r.admitted)
         self._unbatch(run)
         self.kv_used -= run.kv_held
         run.kv_held = run.admitted = run.prefill_left = 0

@@ -1,5 +1,6 @@
 """What every engine must do, as plain functions: run in this process on the simulated engine, and in the
-engine environment (which has no pytest) on vLLM: ``python -m tests.contract.engine_checks MODEL``.
+engine environment (which has no pytest) on vLLM, with those of :mod:`tests.contract.tier_checks`:
+``python -m tests.contract.engine_checks MODEL REDIS_ARGV REDIS_PORT``.
 """
 
 from __future__ import annotations
@@ -281,14 +282,42 @@ Check = Callable[[Bench], Awaitable[None]]
 CHECKS: dict[str, Check] = {n: f for n, f in list(globals().items()) if n.startswith("check_")}
 
 
-async def _run(model: str) -> dict[str, str | None]:
+async def _run(model: str, redis_argv: list[str], redis_port: int) -> dict[str, str | None]:
+    """All checks on one vLLM, which has a KV tier; by module and name."""
+    from tests.contract import tier_checks
+    from tests.tcp_proxy import tcp_proxy
+
+    server = tier_checks.Server(redis_argv, redis_port)
+    await server.start()
+    try:
+        async with tcp_proxy(redis_port) as proxy:
+            bench = await _vllm(model, proxy.url)
+            tier = tier_checks.TierBench(bench.engine, server, proxy)
+            results = await _results(tier_checks.CHECKS, tier)
+            return results | await _results(CHECKS, bench)
+    finally:
+        await server.kill()
+
+
+async def _vllm(model: str, tier_url: str) -> Bench:
     from transformers import AutoTokenizer
 
-    from infra.settings import VllmSettings
+    from infra.settings import KvSettings, VllmSettings
+    from kv.tier import Tier
+    from tests.contract.tier_checks import BLOCK, CHUNK
     from workers.engine_vllm import VllmEngine
 
-    settings = VllmSettings(dtype="float32", enforce_eager=True)
-    engine = VllmEngine(model, settings, max_seqs=16, context_length=1_024)
+    settings = VllmSettings(dtype="float32", enforce_eager=True, block_tokens=BLOCK)
+    kv = KvSettings(
+        enabled=True,
+        redis_url=tier_url,
+        chunk_tokens=CHUNK,
+        lookup_ms=150,
+        load_seconds=4,
+        save_seconds=1,
+    )
+    tier = Tier(kv, "redis://127.0.0.1:1/0", "checked", "1")
+    engine = VllmEngine(model, settings, max_seqs=16, context_length=1_024, tier=tier)
     tokenizer = AutoTokenizer.from_pretrained(model)
 
     def encode(text: str) -> list[int]:
@@ -297,9 +326,12 @@ async def _run(model: str) -> dict[str, str | None]:
         return list(found if isinstance(found, list) else found["input_ids"])
 
     await engine.start()
-    bench = Bench(engine, encode, 1_024, is_model=True)
+    return Bench(engine, encode, 1_024, is_model=True)
+
+
+async def _results(checks: dict[str, Any], bench: Any) -> dict[str, str | None]:
     results: dict[str, str | None] = {}
-    for name, check in CHECKS.items():
+    for name, check in checks.items():
         try:
             await check(bench)
             results[name] = None
@@ -309,4 +341,5 @@ async def _run(model: str) -> dict[str, str | None]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(asyncio.run(_run(sys.argv[1]))) + "\n")
+    found = asyncio.run(_run(sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])))
+    sys.stdout.write(json.dumps(found) + "\n")

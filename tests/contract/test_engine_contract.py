@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from contracts.sim_tokens import sim_token_ids
+from infra.embedded import cache_command, free_port
 from infra.model_prep import model_dir
 from infra.settings import SimSettings
 from infra.stack.engine_env import engine_python
 from tests.contract.engine_checks import CHECKS, Bench
+from tests.contract.tier_checks import CHECKS as TIER_CHECKS
 from tests.stack_process import engine_problem
 from workers.engine_sim import SimEngine
 
@@ -38,8 +40,10 @@ def vllm_results() -> dict[str, str | None]:
     problem = engine_problem()
     if problem is not None:
         pytest.fail(problem, pytrace=False)
+    port = free_port()
+    redis = json.dumps(cache_command(port, 512).argv)
     run = subprocess.run(
-        [str(engine_python()), "-m", "tests.contract.engine_checks", str(model_dir())],
+        [str(engine_python()), "-m", "tests.contract.engine_checks", str(model_dir()), redis, str(port)],
         cwd=PROJECT,
         capture_output=True,
         text=True,
@@ -53,6 +57,6 @@ def vllm_results() -> dict[str, str | None]:
 
 @pytest.mark.vllm
 @pytest.mark.timeout(450)
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("name", [*CHECKS, *TIER_CHECKS])
 def test_vllm(vllm_results: dict[str, str | None], name: str) -> None:
     assert vllm_results[name] is None, vllm_results[name]

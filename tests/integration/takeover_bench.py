@@ -133,10 +133,13 @@ class TakeoverBench:
         finally:
             await client.aclose()
 
-    async def _worker_pid(self, request_id: str) -> int:
-        """The process that runs the latest attempt; the id of a worker is ``<pool>-<index>-<random>``."""
+    async def worker_index(self, request_id: str) -> int:
+        """Whose the latest attempt is; the id of a worker is ``<pool>-<index>-<random>``."""
         started = [e.entry for e in await self.entries(request_id) if isinstance(e.entry, Started)]
-        pid = self.stack.process_state("worker", int(started[-1].worker_id.split("-")[-2])).pid
+        return int(started[-1].worker_id.split("-")[-2])
+
+    async def _worker_pid(self, request_id: str) -> int:
+        pid = self.stack.process_state("worker", await self.worker_index(request_id)).pid
         assert pid is not None
         return pid
 

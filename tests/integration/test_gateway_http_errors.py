@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import generate_latest
 
 from infra.settings import Settings
 from producers.http_server import MAX_HEAD_BYTES
@@ -190,3 +191,22 @@ async def test_what_is_no_http_is_refused_in_the_api_s_shape(gateway: Gateway, f
     assert head.startswith(b"HTTP/1.1 400 ")
     assert f"content-length: {len(answer)}".encode() in head
     assert json.loads(answer)["error"]["code"] == "invalid_request"
+
+
+@pytest.mark.parametrize("model", ["HEADRACE-SIM", " default ", "Default", "builtin:sim", "nope"])
+async def test_n7_a_name_is_exact_and_the_engines_own_is_none(gateway: Gateway, model: str) -> None:
+    error = error_of(await gateway.http.post(URL, json=body(model=model)), 404, "model_not_found")
+    assert error["param"] == "model"
+    assert not gateway.double.records
+
+
+async def test_n10_a_text_in_the_place_of_a_model_is_not_repeated_anywhere(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = "my secret diary\n" * 128
+    with caplog.at_level("DEBUG"):
+        response = await gateway.http.post(URL, json=body(model=secret))
+    assert response.status_code in (400, 404)
+    assert error_of(response, response.status_code, response.json()["error"]["code"])["param"] == "model"
+    told = response.text + caplog.text + "".join(str(r.__dict__) for r in caplog.records)
+    assert "diary" not in told + generate_latest().decode()

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from contracts.entries import Terminal, Text
 from contracts.records import DeadLetterRecord, DispatchRecord, OutcomeRecord, QueuedRecord, decode
@@ -49,6 +50,7 @@ class CardboardWorker:
         self.seqs = seqs
         self.feed = WorkerFeed(bench.redis, "default")
         self.held: dict[str, DispatchRecord] = {}
+        self.caches: dict[str, Any] = {}
 
     def given(self) -> list[DispatchRecord]:
         """What it was ever given, in order."""
@@ -74,6 +76,7 @@ class CardboardWorker:
                 max_seqs=self.seqs,
                 running=len(self.held),
                 finished=list(finished),
+                **self.caches,
             )
         )
 
@@ -158,6 +161,27 @@ async def test_dispatches_in_order_within_capacity_to_the_partition_of_the_worke
             assert served == expected
             await until(lambda: positions(role) == (0, 0), "everything done")
         assert {r.partition for r in bench.dispatch.records} == {2}
+
+
+async def test_prompt_tokens_are_counted_by_where_they_are_expected_to_come_from(bench: Bench) -> None:
+    def counted() -> list[float]:
+        name = "headrace_dispatched_prompt_tokens_total"
+        values = (REGISTRY.get_sample_value(name, {"source": s}) for s in ("worker", "tier", "computed"))
+        return [value or 0.0 for value in values]
+
+    worker = CardboardWorker(bench, "w", 0)
+    worker.caches = {
+        "prefixes": ["a"],
+        "tier_prefixes": ["a", "b"],
+        "load_us_per_token": 20.0,
+        "prefill_us_per_token": 100.0,
+    }
+    before = counted()
+    async with running(role_of(bench)), alive(worker):
+        record = queued_record(prompt_token_ids=[1] * 800, prefix_hashes=["a", "b", "c"])
+        await worker.got(await queue(bench, record))
+        await until(lambda: sum(counted()) == sum(before) + 800, "the prompt counted")
+    assert [after - was for after, was in zip(counted(), before, strict=True)] == [256, 256, 288]
 
 
 async def test_a_finished_request_makes_room_at_once_without_a_second_dispatch(bench: Bench) -> None:

@@ -60,6 +60,22 @@ def test_a_trace_uses_the_tiers_of_the_configuration(
     assert "free" in captured.out
 
 
+def test_workers_with_a_tier_restart_and_the_table_says_what_came_from_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options = [
+        "--load",
+        "chat,seconds=30,per_second=1,workers.count=1",
+        "--worker",
+        "tier_tokens=2000000",
+    ]
+    assert main(["simulate", *options, "--restart", "15"]) == 0
+    table = capsys.readouterr().out
+    assert "from tier" in table
+    row = next(line for line in reversed(table.splitlines()) if "fair" in line)
+    assert float(row.split("│")[7].strip(" %")) > 0
+
+
 @pytest.mark.parametrize(
     ("options", "word"),
     [
@@ -68,6 +84,7 @@ def test_a_trace_uses_the_tiers_of_the_configuration(
         (["--load", "missing.toml"], "missing.toml"),
         (["--load", SMALL, "--worker", "sequences=3"], "sequences"),
         (["--load", SMALL, "--worker", "max_seqs"], "max_seqs"),
+        (["--load", SMALL, "--worker", "tier_load_ms=0"], "tier_load_ms"),
         (["--trace", "missing.jsonl"], "missing.jsonl"),
         (["--load", SMALL, "--config", "missing.toml"], "missing.toml"),
         (["--load", SMALL, "--out", "/proc/nowhere"], "/proc/nowhere"),

@@ -70,7 +70,7 @@ def test_phases_without_a_process_take_no_time() -> None:
 
 def test_every_role_has_a_place_in_the_drain_and_all_of_it_fits() -> None:
     placed = {name for names, _ in DRAIN_PHASES for name in names}
-    assert placed == {*ROLE_MODULES, "redis", "broker"}
+    assert placed == {*ROLE_MODULES, "redis", "kv-redis", "broker"}
     assert sum(grace for _, grace in DRAIN_PHASES) < 15
     assert all(grace > STACK_DRAIN_SECONDS for names, grace in DRAIN_PHASES if names & set(ROLE_MODULES))
 

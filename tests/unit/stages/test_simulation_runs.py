@@ -56,9 +56,51 @@ def test_equal_seeds_give_equal_reports(name: PolicyName, settings: Settings) ->
 @pytest.mark.parametrize("name", POLICIES)
 def test_no_request_is_lost_when_workers_die(name: PolicyName, settings: Settings) -> None:
     spec = parse_load("overload,seconds=20,load=0.8,workers.count=4,workers.max_seqs=16")
-    report = run(Experiment.of_load(spec, 1, deaths=(5_000.0, 9_000.0)), name, settings)
+    experiment = dataclasses.replace(Experiment.of_load(spec, 1), deaths=(5_000.0, 9_000.0))
+    report = run(experiment, name, settings)
     for row in report.tiers.values():
         assert row.completed + row.expired == row.requests
+
+
+#: More conversations than the prefix caches of two workers hold.
+CHATS = "chat,seconds=60,per_second=1.5,workers.count=2,workers.prefix_tokens=50000"
+TIER = "workers.tier_tokens=2000000"
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_no_request_is_lost_or_counted_as_a_loss_when_workers_restart(
+    name: PolicyName, settings: Settings
+) -> None:
+    restarts = (10_000.0, 10_500.0)
+    experiment = dataclasses.replace(
+        Experiment.of_load(parse_load(f"{CHATS},{TIER}"), 1), restarts=restarts
+    )
+    once = settings.scheduler.model_copy(update={"max_attempts": 1})
+    row = run(experiment, name, settings.model_copy(update={"scheduler": once})).tiers["paid"]
+    assert row.completed == row.requests > 50
+    assert row.failed == row.unfinished == 0
+
+
+@pytest.mark.parametrize("restarts", [(), (20_000.0, 30_000.0)])
+def test_a_tier_brings_what_no_worker_holds_and_first_tokens_come_sooner(
+    restarts: tuple[float, ...], settings: Settings
+) -> None:
+    def with_load(text: str) -> Report:
+        experiment = dataclasses.replace(Experiment.of_load(parse_load(text), 1), restarts=restarts)
+        return run(experiment, "fair", settings)
+
+    alone, shared = with_load(CHATS), with_load(f"{CHATS},{TIER}")
+    assert alone.loaded_share == 0
+    assert shared.loaded_share > 0.1
+    assert shared.cached_share > alone.cached_share + 0.1
+    assert shared.tiers["paid"].ttft.mean < 0.8 * alone.tiers["paid"].ttft.mean
+
+
+def test_a_tier_that_is_slower_than_prefill_changes_nothing(settings: Settings) -> None:
+    def with_load(text: str) -> str:
+        return repr(run(Experiment.of_load(parse_load(text), 1), "fair", settings))
+
+    assert with_load(f"{CHATS},{TIER},workers.tier_load_ms=0.1") == with_load(CHATS)
 
 
 def one_worker(requests: list[SimRequest], **model: float) -> Experiment:

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages.simulation.prefix_cache import PrefixCache
+from stages.simulation.prefix_cache import ChunkStore, PrefixCache
 from stages.simulation.requests import SimRequest
+from stages.simulation.tier_link import TierLink
 from stages.simulation.worker_model import SimWorker, WorkerModel
 
 #: Odd times, so that no arrival falls on a step's end.
@@ -140,18 +141,98 @@ def test_a_cached_prefix_is_not_computed_again() -> None:
     assert warm["warm"][0] - 10_000 == pytest.approx(10 + 600 - 512)
 
 
+PLAIN = WorkerModel(step_ms=10, decode_ms=0, prefill_ms=1, batched_tokens=10_000)
+
+
+def linked(store: ChunkStore, model: WorkerModel = PLAIN, load_ms: float = 0.25) -> SimWorker:
+    return SimWorker(model, 0, "w", TierLink(store, load_ms))
+
+
+def test_a_worker_loads_from_the_tier_what_another_one_computed() -> None:
+    store, chunks = ChunkStore(10_000), ("a", "b")
+    cold = serve(linked(store), [request("cold", 0.0, 600, 1, chunks)])
+    fresh = linked(store)
+    warm = serve(fresh, [request("warm", 10_000.0, 600, 1, chunks)])
+    assert cold["cold"][0] == pytest.approx(10 + 600)
+    assert warm["warm"][0] - 10_000 == pytest.approx(512 * 0.25 + 10 + 600 - 512)
+    again = serve(fresh, [request("held", 20_000.0, 600, 1, chunks)])
+    assert again["held"][0] - 20_000 == pytest.approx(10 + 600 - 512)
+
+
+def test_others_do_not_wait_for_a_load_and_loads_come_one_after_the_other() -> None:
+    store, chunks = ChunkStore(10_000), ("a", "b")
+    store.add(chunks)
+    worker = linked(store)
+    ends = serve(
+        worker,
+        [
+            request("l1", 0.0, 600, 1, chunks),
+            request("l2", 1.0, 600, 1, chunks),
+            request("computed", 2.0, 40, 1),
+        ],
+    )
+    assert ends["computed"][0] == pytest.approx(2 + 10 + 40)
+    # The first load is there at 128 ms, the second one is behind it.
+    assert ends["l1"][0] == pytest.approx(128 + 10 + 88)
+    assert ends["l2"][0] == pytest.approx(max(256, 226) + 10 + 88)
+
+
+def test_a_load_that_is_there_within_a_step_is_prefilled_in_the_next() -> None:
+    store, chunks = ChunkStore(10_000), ("a", "b")
+    store.add(chunks)
+    ends = serve(
+        linked(store),
+        [request("decodes", 0.0, 10, 1_000), request("loads", 25.0, 600, 1, chunks)],
+    )
+    # Steps end at 20, 30, 40, ...: the load begins at 30 and is there at 158.
+    assert ends["loads"][0] == pytest.approx(160 + 10 + 88)
+
+
+def test_a_worker_tells_what_it_found_saved_and_missed_in_the_tier_once() -> None:
+    store = ChunkStore(10_000)
+    store.add(("a",))
+    worker = linked(store)
+    assert worker.tier is not None
+    worker.join(request("r", 0.0, 600, 1, ("a", "b")), 0, 0.0)
+    worker.step_ends()
+    assert worker.tier.news() == (["a"], ["b"])
+    while worker.next_ms is not None:
+        worker.step_ends()
+    assert worker.tier.news() == (["a", "b"], [])
+    assert worker.tier.news() == ([], [])
+
+
+def test_the_reply_is_in_the_tier_too_and_a_successor_finds_it() -> None:
+    first = linked(ChunkStore(10_000))
+    chunks = ("a", "b")
+    serve(first, [request("r", 0.0, 300, 212, chunks)])
+    second = first.restarted()
+    assert second.worker_id != first.worker_id
+    ends = serve(second, [request("next", 10_000.0, 600, 1, chunks)])
+    assert ends["next"][0] - 10_000 == pytest.approx(512 * 0.25 + 10 + 600 - 512)
+
+
 @given(
     st.lists(
         st.tuples(st.integers(0, 2_000), st.integers(1, 90), st.integers(1, 60)), min_size=1, max_size=8
     ),
     st.lists(st.tuples(st.integers(0, 3_000), st.integers(0, 7)), max_size=6),
+    st.booleans(),
 )
 @settings(max_examples=150, deadline=None)
 def test_aborts_lose_nothing_and_leave_no_room_taken(
-    load: list[tuple[int, int, int]], aborts: list[tuple[int, int]]
+    load: list[tuple[int, int, int]], aborts: list[tuple[int, int]], with_tier: bool
 ) -> None:
     worker = SimWorker(MODEL, 0, "w")
     requests = [request(f"r{i}", float(at), p, o) for i, (at, p, o) in enumerate(load)]
+    if with_tier:
+        # Prompts of some chunks, so that there is something to load; loads are slow enough to be aborted.
+        store = ChunkStore(10_000)
+        store.add("abcd")
+        worker = linked(store, MODEL.model_copy(update={"kv_tokens": 2_000, "prefix_tokens": 0}), 0.1)
+        requests = [
+            r._replace(prompt_tokens=10 * r.prompt_tokens, chunks=tuple("abcd")) for r in requests
+        ]
     ends = serve(worker, requests, [(at + 0.5, f"r{i}") for at, i in aborts])
     assert ends.keys() == {r.request_id for r in requests}
     assert worker.kv_used == 0

@@ -53,6 +53,10 @@ def with_engine(
     run_in_virtual_time(main())
 
 
+def test_it_has_no_kv_tier_to_tell_of() -> None:
+    assert SimEngine(SimSettings(), 1).take_tier_news(10) is None
+
+
 def script_file(folder: Path, *replies: dict[str, Any]) -> str:
     file = folder / "script.json"
     file.write_text(json.dumps({"replies": replies}))

@@ -16,10 +16,10 @@ from contracts.worker_events import WorkerEvent
 from infra.tasks import end_tasks
 from kv.layout import CHUNK_TOKENS
 from workers.credits import CreditLedger
-from workers.heartbeat import PREFIXES_PER_EVENT, Heartbeat
+from workers.heartbeat import PREFIXES_PER_EVENT, TIER_PREFIXES_PER_EVENT, Heartbeat
 from workers.in_hand import InHand
 from workers.prefix_memory import PrefixMemory
-from workers.protocols import Capacity
+from workers.protocols import Capacity, TierNews
 
 SLOTS = 4
 
@@ -87,11 +87,27 @@ class Schedulers:
         return dict(self.backlog)
 
 
+@dataclass
+class Tier:
+    """An engine's news of its tier, which are told once, those found first."""
+
+    held: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    rates: tuple[float | None, float | None] = (None, None)
+
+    def take_news(self, limit: int) -> TierNews:
+        held, self.held = self.held[:limit], self.held[limit:]
+        rest = limit - len(held)
+        missing, self.missing = self.missing[:rest], self.missing[rest:]
+        return TierNews(held, missing, *self.rates)
+
+
 class Bench:
     def __init__(self, *, chunks: int = 1_000, interval_ms: int = 3_600_000) -> None:
         self.feed = Feed()
         self.schedulers = Schedulers()
         self.in_hand = InHand()
+        self.tier: Tier | None = None
         self.heartbeat = Heartbeat(
             self.feed,
             "w",
@@ -99,6 +115,7 @@ class Bench:
             interval_ms=interval_ms,
             slot_ttl_ms=10_000,
             capacity=lambda: Capacity(SLOTS, 0, chunks * CHUNK_TOKENS, 0),
+            tier_news=lambda limit: self.tier.take_news(limit) if self.tier is not None else None,
             in_hand=self.in_hand,
             prefixes=PrefixMemory(chunks * CHUNK_TOKENS),
             credits=CreditLedger(1_000),
@@ -178,6 +195,55 @@ async def test_an_event_is_bounded_and_the_rest_of_the_prefixes_goes_with_the_ne
     assert len(first.prefixes) == PREFIXES_PER_EVENT
     assert set(first.prefixes) | set(second.prefixes) == set(hashes)
     assert len(second.prefixes) == 5
+
+
+async def test_an_engine_without_a_tier_tells_of_none() -> None:
+    event = await Bench().event()
+    assert (event.tier_prefixes, event.tier_prefixes_gone) == ([], [])
+    assert (event.load_us_per_token, event.prefill_us_per_token) == (None, None)
+
+
+async def test_news_of_the_tier_are_told_once_and_its_rates_always() -> None:
+    bench = Bench()
+    bench.tier = Tier(["a"], ["b"], (20.0, 100.0))
+    first, second = await bench.event(), await bench.event()
+    assert (first.tier_prefixes, first.tier_prefixes_gone) == (["a"], ["b"])
+    assert (second.tier_prefixes, second.tier_prefixes_gone) == ([], [])
+    for event in (first, second):
+        assert (event.load_us_per_token, event.prefill_us_per_token) == (20.0, 100.0)
+
+
+async def test_news_of_the_tier_and_of_the_cache_share_the_room_of_an_event() -> None:
+    bench = Bench()
+    hashes = [str(i) for i in range(PREFIXES_PER_EVENT)]
+    bench.heartbeat.prefilled(record("a", prefix_hashes=hashes))
+    in_tier = [f"t{i}" for i in range(TIER_PREFIXES_PER_EVENT + 5)]
+    bench.tier = Tier(list(in_tier), ["gone"])
+    events = [await bench.event() for _ in range(3)]
+    for event in events:
+        told = [event.prefixes, event.prefixes_gone, event.tier_prefixes, event.tier_prefixes_gone]
+        assert sum(map(len, told)) <= PREFIXES_PER_EVENT
+    assert len(events[0].tier_prefixes) == TIER_PREFIXES_PER_EVENT
+    assert len(events[0].prefixes) == PREFIXES_PER_EVENT - TIER_PREFIXES_PER_EVENT
+    assert [p for e in events for p in e.tier_prefixes] == in_tier
+    assert [p for e in events for p in e.tier_prefixes_gone] == ["gone"]
+    assert {p for e in events for p in e.prefixes} == set(hashes)
+
+
+async def test_news_of_the_tier_that_were_not_published_go_with_the_next_event_before_later_ones() -> (
+    None
+):
+    bench = Bench()
+    bench.tier = Tier(["a"], [], (20.0, 100.0))
+    bench.feed.fails = True
+    for _ in range(2):
+        with pytest.raises(RedisConnectionError):
+            await bench.event()
+    bench.feed.fails = False
+    bench.tier.missing = ["a"]
+    events = [await bench.event() for _ in range(3)]
+    assert [e.tier_prefixes for e in events] == [["a"], [], []]
+    assert [e.tier_prefixes_gone for e in events] == [[], ["a"], []]
 
 
 async def test_prefixes_beyond_the_cache_are_reported_gone() -> None:

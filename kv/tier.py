@@ -1,0 +1,32 @@
+"""The KV tier as one engine is told of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from infra.settings import KvSettings
+
+#: Of an engine request's extra arguments: see :class:`kv.layout.Chain`.
+SHARED_TOKENS = "headrace_shared_tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Where the blocks are, and whose.
+
+    Attributes:
+        settings: ``redis_url`` is set.
+        streams_url: of the Redis with the token streams, which must be another one.
+        model / revision: canonical name and revision of the model that the engine runs.
+    """
+
+    settings: KvSettings
+    streams_url: str
+    model: str
+    revision: str
+
+    @property
+    def url(self) -> str:
+        """Of its Redis."""
+        assert self.settings.redis_url is not None
+        return self.settings.redis_url
