@@ -37,6 +37,7 @@ class Breaker:
             now = self._clock()
             if now < self._until:
                 return False
+            self._pause = min(2 * self._pause, _LONGEST_SECONDS)
             self._until = now + self._pause
             return True
 
@@ -50,6 +51,5 @@ class Breaker:
         """A call was not answered, or refused."""
         with self._lock:
             self._failures += 1
-            if self._failures >= _FAILURES:
+            if self._failures == _FAILURES:
                 self._until = self._clock() + self._pause
-                self._pause = min(2 * self._pause, _LONGEST_SECONDS)

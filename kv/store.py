@@ -140,9 +140,8 @@ class ChunkStore:
             raise
 
     def _client(self, seconds: float) -> Any:
-        with (
-            self._making
-        ):  # of two clients one would be lost, and take the other thread's connection along
+        # Of two clients one would be lost, and take the other thread's connection along.
+        with self._making:
             if self._made is None:
                 options = self._options | {"socket_timeout": seconds, "socket_connect_timeout": seconds}
                 make: Any = RedisCluster if self._cluster else Redis

@@ -83,7 +83,8 @@ def _addresses(options: UpOptions, base: Settings, keeper: PortKeeper, doorbells
     ws_port = pick(options.ws_port, "--ws-port", base.edge.port or PREFERRED_WS_PORT, edge_host)
     kafka = options.kafka or f"{LOOPBACK}:{keeper.any()}"
     redis = options.redis or f"redis://{LOOPBACK}:{keeper.any()}/0"
-    cache = f"redis://{LOOPBACK}:{keeper.any()}/0" if base.kv.enabled and not base.kv.redis_url else None
+    needs_cache = base.kv.enabled and base.worker.engine == "vllm" and base.kv.redis_url is None
+    cache = f"redis://{LOOPBACK}:{keeper.any()}/0" if needs_cache else None
     return Addresses(port, ws_port, kafka, redis, doorbells, cache)
 
 

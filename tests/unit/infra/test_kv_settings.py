@@ -77,19 +77,23 @@ def test_a_cache_of_one_s_own_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kv", "runs"),
+    ("engine", "kv", "runs"),
     [
-        ({"enabled": True}, True),
-        ({"enabled": True, "redis_url": OWN_URL}, False),
-        ({"enabled": False}, False),
+        ("vllm", {"enabled": True}, True),
+        ("vllm", {"enabled": True, "redis_url": OWN_URL}, False),
+        ("vllm", {"enabled": False}, False),
+        ("sim", {"enabled": True}, False),
     ],
 )
 def test_a_stack_runs_a_cache_where_one_is_needed(
-    kv: dict[str, Any], runs: bool, tmp_path: Path
+    engine: str, kv: dict[str, Any], runs: bool, tmp_path: Path
 ) -> None:
+    settings = with_kv(**kv)
+    worker = settings.worker.model_copy(update={"engine": engine})
+    settings = settings.model_copy(update={"worker": worker})
     keeper = PortKeeper()
     try:
-        addresses = _addresses(UpOptions(tmp_path), with_kv(**kv), keeper, tmp_path)
+        addresses = _addresses(UpOptions(tmp_path), settings, keeper, tmp_path)
     finally:
         keeper.release()
     assert (addresses.cache is not None) == runs

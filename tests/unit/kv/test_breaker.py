@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv.breaker import Breaker
@@ -89,6 +89,7 @@ def test_pauses_double_up_to_half_a_minute_and_begin_anew_after_a_success() -> N
     assert pauses(clock, breaker, 2) == [0.5, 1]
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.one_of(st.sampled_from(["ask", "failed", "succeeded"]), st.floats(0.01, 40)), max_size=60

@@ -6,7 +6,7 @@ import struct
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv.codec import ENCODINGS, HEADER_BYTES, Header, verified
@@ -33,6 +33,7 @@ headers = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(headers)
 def test_a_header_is_read_as_it_was_written(header: Header) -> None:
     packed = header.pack()
@@ -40,6 +41,7 @@ def test_a_header_is_read_as_it_was_written(header: Header) -> None:
     assert Header.unpack(packed) == header
 
 
+@settings(deadline=None)
 @given(headers, st.lists(st.binary(max_size=40), max_size=4))
 def test_a_payload_in_parts_is_read_as_one(header: Header, parts: list[bytes]) -> None:
     payload = b"".join(parts)
@@ -105,6 +107,7 @@ def test_types_of_long_names_are_told_apart(dtype: str) -> None:
         verified(value, replace(expected, dtype=dtype[:12]))
 
 
+@settings(deadline=None)
 @given(st.integers(0, len(VALUE) - 1), st.integers(1, 255))
 def test_no_flipped_bits_go_unnoticed(at: int, bits: int) -> None:
     """Rejected, or in a byte that nobody reads."""
@@ -117,6 +120,7 @@ def test_no_flipped_bits_go_unnoticed(at: int, bits: int) -> None:
     assert Header.unpack(value) == EXPECTED.sealed((PAYLOAD,))
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=3 * HEADER_BYTES))
 def test_anything_else_is_rejected(value: bytes) -> None:
     with pytest.raises(ChunkRejected):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
@@ -39,6 +39,7 @@ def runs(
         yield (chain.full(sequence, index - 1) if end % chunk == 0 else chain.tail(sequence, index, end))
 
 
+@settings(deadline=None)
 @given(pairs, sizes)
 def test_equal_names_mean_equal_tokens_from_the_start(
     pair: tuple[list[int], list[int]], size: tuple[int, int]
@@ -48,12 +49,14 @@ def test_equal_names_mean_equal_tokens_from_the_start(
         assert (a.name == b.name) == (one[: a.end] == other[: b.end])
 
 
+@settings(deadline=None)
 @given(tokens, sizes)
 def test_all_names_of_a_sequence_differ(sequence: list[int], size: tuple[int, int]) -> None:
     names = [chunk.name for chunk in runs(sequence, *size)]
     assert len(set(names)) == len(names)
 
 
+@settings(deadline=None)
 @given(tokens, sizes, st.integers(0, 50))
 def test_a_sequence_that_grows_is_named_as_if_it_came_at_once(
     sequence: list[int], size: tuple[int, int], shared: int
@@ -70,6 +73,7 @@ def test_a_sequence_that_grows_is_named_as_if_it_came_at_once(
             assert growing.full(known, index - 1) == at_once.full(sequence, index - 1)
 
 
+@settings(deadline=None)
 @given(tokens, sizes, st.integers(0, 50))
 def test_tenants_share_the_whole_chunks_of_a_shareable_prompt_and_nothing_else(
     sequence: list[int], size: tuple[int, int], shared: int
@@ -82,6 +86,7 @@ def test_tenants_share_the_whole_chunks_of_a_shareable_prompt_and_nothing_else(
     }
 
 
+@settings(deadline=None)
 @given(tokens, sizes, st.integers(1, 50))
 def test_a_prompt_that_is_not_declared_shareable_finds_nothing_shared(
     sequence: list[int], size: tuple[int, int], shared: int
@@ -91,6 +96,7 @@ def test_a_prompt_that_is_not_declared_shareable_finds_nothing_shared(
     assert declared == own if shared < size[1] else not declared & own
 
 
+@settings(deadline=None)
 @given(st.lists(token, min_size=1, max_size=40), st.text(), st.text())
 def test_n4_tenants_have_no_name_in_common(sequence: list[int], one: str, other: str) -> None:
     names = [{c.name for c in runs(sequence, 1, 2, tenant)} for tenant in (one, other)]
@@ -103,12 +109,14 @@ def test_n4_odd_tenants_collide_neither_in_names_nor_in_keys() -> None:
     assert len(set(keys)) == len(ODD_TENANTS) * 4
 
 
+@settings(deadline=None)
 @given(st.lists(token, min_size=1, max_size=60), st.one_of(st.sampled_from(ODD_TENANTS), st.text()))
 def test_n4_keys_have_one_hash_tag_and_nothing_of_the_tenant(sequence: list[int], tenant: str) -> None:
     for chunk in runs(sequence, 1, 2, tenant):
         assert re.fullmatch(r"kv:\{[0-9a-f]{16}\}:[0-9a-f]{16}:[0-9a-f]{32}", chunk.key(b"\1" * 8))
 
 
+@settings(deadline=None)
 @given(st.lists(token, min_size=1, max_size=80), sizes, st.integers(0, 50))
 def test_chunks_of_a_group_are_on_one_node(
     sequence: list[int], size: tuple[int, int], shared: int
@@ -162,6 +170,7 @@ def test_names_are_what_other_processes_and_machines_compute() -> None:
     assert shared.full(tokens, 0).name.hex() == "dc458c653bd12c5e2628a89943b8eab5"
 
 
+@settings(deadline=None)
 @given(tokens, tokens, st.integers(1, 8))
 def test_equal_hashes_mean_equal_prefixes(a: list[int], b: list[int], chunk: int) -> None:
     hashes = [prefix_hashes(each, "s", chunk_tokens=chunk) for each in (a, b)]
@@ -169,6 +178,7 @@ def test_equal_hashes_mean_equal_prefixes(a: list[int], b: list[int], chunk: int
         assert (x == y) == (a[: i * chunk] == b[: i * chunk])
 
 
+@settings(deadline=None)
 @given(tokens, st.integers(1, 8))
 def test_only_full_chunks_have_a_hash(a: list[int], chunk: int) -> None:
     assert len(prefix_hashes(a, "s", chunk_tokens=chunk)) == len(a) // chunk
@@ -179,6 +189,7 @@ def test_n2_tenants_never_share_a_hash() -> None:
     assert not set(prefix_hashes(a, "t1")) & set(prefix_hashes(a, "t2"))
 
 
+@settings(deadline=None)
 @given(tokens, sizes, st.integers(0, 50))
 def test_routing_knows_full_chunks_by_the_engines_names(
     sequence: list[int], size: tuple[int, int], shared: int

@@ -168,18 +168,23 @@ async def test_more_questions_than_may_wait_are_misses_at_once(make: Make, proxy
     assert [lookup.present for lookup in waiting] == [[True], *[[True, False]] * 256]
 
 
-async def test_a_question_whose_time_is_over_is_not_asked(make: Make, proxy: TcpProxy) -> None:
-    lookups = make(5 * SHORT)
-    await until(lookups, [True])
+async def test_a_question_whose_time_is_over_is_neither_asked_nor_answered(
+    make: Make, proxy: TcpProxy
+) -> None:
+    lookups = make()
+    assert await asked(lookups, ["a"]) == [True]
     free, seen = await held(proxy)
-    for lookup in [lookups.ask(["first"]), lookups.ask(["second"])]:
-        assert (await over(lookups, lookup)).failure == "timeout"
-    proxy.before = None
+    on_its_way = lookups.ask(["a"])
+    await sent(seen)
+    waiting = lookups.ask(["waiting"])
+    for lookup in (on_its_way, waiting):
+        lookup.deadline = 0.0
+        assert lookup.over
     free.set()
-    await until(lookups, [True])
-    asked_for = b"".join(seen)
-    assert b"first" in asked_for
-    assert b"second" not in asked_for
+    assert await asked(lookups, ["a"]) == [True]
+    for lookup in (on_its_way, waiting):
+        assert (lookup.present, lookup.failure) == (None, "timeout")
+    assert b"waiting" not in b"".join(seen)
 
 
 async def test_waiting_ends_when_any_of_several_is_over(make: Make, proxy: TcpProxy) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv.layout import Chain, Chunk
@@ -188,6 +188,7 @@ def test_runs_are_looked_for_after_each_of_the_last_full_chunks() -> None:
     assert runs == [*((at, at + more) for at in starts for more in (2, 4)), (60, 62), (60, 64)]
 
 
+@settings(deadline=None)
 @given(engines())
 def test_loads_cover_what_was_found_and_saves_all_the_rest_once(engine: Engine) -> None:
     engine.look_up()
@@ -197,6 +198,7 @@ def test_loads_cover_what_was_found_and_saves_all_the_rest_once(engine: Engine) 
     engine.end()
 
 
+@settings(deadline=None)
 @given(engines(), st.floats(0, 1), st.sets(st.integers(0, 15)))
 def test_a_preempted_request_loads_what_it_has_saved_and_saves_what_is_gone(
     engine: Engine, until: float, evicted: set[int]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv.rates import BreakEven, Rate
@@ -22,6 +22,7 @@ def test_what_was_never_measured_is_not_known() -> None:
     assert Rate().per_unit is None
 
 
+@settings(deadline=None)
 @given(work)
 def test_the_first_measurement_is_the_rate(piece: tuple[float, int]) -> None:
     rate = Rate()
@@ -29,6 +30,7 @@ def test_the_first_measurement_is_the_rate(piece: tuple[float, int]) -> None:
     assert rate.per_unit == pytest.approx(piece[0] / piece[1])
 
 
+@settings(deadline=None)
 @given(st.lists(work, min_size=1, max_size=20))
 def test_a_rate_is_never_beyond_what_was_measured(pieces: list[tuple[float, int]]) -> None:
     rate = Rate()
@@ -65,6 +67,7 @@ def test_as_long_as_one_rate_is_unknown_loading_is_tried() -> None:
     assert not even.worth_loading(1, 10**12, 0)
 
 
+@settings(deadline=None)
 @given(work, work, st.integers(1, 10**5), st.integers(1, 10**9), st.integers(0, 10**9))
 def test_what_is_faster_is_done(
     load: tuple[float, int], prefill: tuple[float, int], tokens: int, size: int, queued: int

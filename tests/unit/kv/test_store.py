@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -25,14 +26,14 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture
-def client(url: str) -> Iterator[Redis]:
+def client(url: str) -> Iterator[Any]:
     with Redis.from_url(url) as found:
         found.flushall()
         yield found
 
 
 @pytest.fixture
-def store(url: str, client: Redis) -> Iterator[ChunkStore]:
+def store(url: str, client: Any) -> Iterator[ChunkStore]:
     with closing(ChunkStore(url, connections=4)) as made:
         yield made
 
@@ -48,7 +49,7 @@ def read(store: ChunkStore, key: str, room: int = 1_000_000) -> bytes | None:
     [b"", b"a", b"\r\n", b"+OK\r\n$-1\r\n", bytes(range(256)), random.Random(1).randbytes(300_000)],
     ids=lambda value: f"{len(value)} bytes",
 )
-def test_a_value_is_read_as_it_was_written(store: ChunkStore, client: Redis, value: bytes) -> None:
+def test_a_value_is_read_as_it_was_written(store: ChunkStore, client: Any, value: bytes) -> None:
     half = len(value) // 2
     store.write("k", (value[:half], memoryview(value)[half:]), TTL_MS, SECONDS)
     assert client.get("k") == value
@@ -90,7 +91,7 @@ def test_h1_a_value_that_does_not_fit_says_its_size_and_leaves_nothing_behind(st
         assert read(store, "k") == b"mine"
 
 
-def test_touch_tells_which_keys_are_there_in_their_order(store: ChunkStore, client: Redis) -> None:
+def test_touch_tells_which_keys_are_there_in_their_order(store: ChunkStore, client: Any) -> None:
     chance = random.Random(3)
     keys = [f"k{i}" for i in range(200)]
     there = {key for key in keys if chance.random() < 0.5}
@@ -101,7 +102,7 @@ def test_touch_tells_which_keys_are_there_in_their_order(store: ChunkStore, clie
     assert store.touch([], TTL_MS, SECONDS) == []
 
 
-def test_touch_asks_in_one_round_trip(store: ChunkStore, client: Redis) -> None:
+def test_touch_asks_in_one_round_trip(store: ChunkStore, client: Any) -> None:
     store.touch(["k"], TTL_MS, SECONDS)
 
     def reads() -> int:
@@ -112,7 +113,7 @@ def test_touch_asks_in_one_round_trip(store: ChunkStore, client: Redis) -> None:
     assert reads() - before <= 2  # the pipeline, and the question itself
 
 
-def test_what_is_written_has_a_lifetime_and_touch_extends_it(store: ChunkStore, client: Redis) -> None:
+def test_what_is_written_has_a_lifetime_and_touch_extends_it(store: ChunkStore, client: Any) -> None:
     store.write("k", (b"x",), 10_000, SECONDS)
     assert 0 < client.pttl("k") <= 10_000
     assert store.touch(["k"], TTL_MS, SECONDS) == [True]
@@ -132,7 +133,7 @@ def test_what_is_deleted_is_gone(store: ChunkStore) -> None:
 
 
 def test_a_key_of_another_type_is_refused_and_the_next_call_works(
-    store: ChunkStore, client: Redis
+    store: ChunkStore, client: Any
 ) -> None:
     client.rpush("list", "x")
     store.write("k", (b"mine",), TTL_MS, SECONDS)
@@ -143,7 +144,7 @@ def test_a_key_of_another_type_is_refused_and_the_next_call_works(
 
 
 def test_a_full_server_that_evicts_nothing_is_full_and_still_serves(
-    store: ChunkStore, client: Redis
+    store: ChunkStore, client: Any
 ) -> None:
     store.write("k", (b"mine",), TTL_MS, SECONDS)
     client.config_set("maxmemory", 1)
@@ -160,7 +161,7 @@ def test_a_full_server_that_evicts_nothing_is_full_and_still_serves(
     assert read(store, "more") == b"room"
 
 
-def test_what_a_user_may_not_do_is_refused(store: ChunkStore, client: Redis, url: str) -> None:
+def test_what_a_user_may_not_do_is_refused(store: ChunkStore, client: Any, url: str) -> None:
     client.execute_command("ACL", "SETUSER", "reader", "on", ">secret", "~*", "-@all", "+get")
     with closing(ChunkStore(with_login(url, "reader", "secret"), connections=1)) as reader:
         store.write("k", (b"mine",), TTL_MS, SECONDS)
@@ -173,7 +174,7 @@ def test_what_a_user_may_not_do_is_refused(store: ChunkStore, client: Redis, url
         assert read(reader, "k") == b"mine"
 
 
-def test_a_wrong_password_is_no_answer_and_is_not_told(client: Redis, url: str) -> None:
+def test_a_wrong_password_is_no_answer_and_is_not_told(client: Any, url: str) -> None:
     client.execute_command("ACL", "SETUSER", "writer", "on", ">right", "~*", "+@all")
     with closing(ChunkStore(with_login(url, "writer", "wr0ng"), connections=1)) as store:
         with pytest.raises(TierUnavailable, match="connection") as raised:
@@ -190,14 +191,14 @@ def with_login(url: str, user: str, password: str) -> str:
     return url.replace("redis://", f"redis://{user}:{password}@")
 
 
-def test_a_url_names_its_database(client: Redis, url: str) -> None:
+def test_a_url_names_its_database(client: Any, url: str) -> None:
     with closing(ChunkStore(url.removesuffix("/0") + "/5", connections=1)) as store:
         store.write("k", (b"five",), TTL_MS, SECONDS)
         assert read(store, "k") == b"five"
         assert client.get("k") is None
 
 
-def test_a_server_says_what_it_is(store: ChunkStore, client: Redis, url: str) -> None:
+def test_a_server_says_what_it_is(store: ChunkStore, client: Any, url: str) -> None:
     [(place, info)] = store.infos(SECONDS)
     assert f"redis://{place}/0" == url
     assert info["run_id"] == client.info("server")["run_id"]
@@ -217,7 +218,7 @@ def test_nobody_there_is_no_answer() -> None:
                 call()
 
 
-def test_h1_many_threads_at_once_each_get_their_own(url: str, client: Redis) -> None:
+def test_h1_many_threads_at_once_each_get_their_own(url: str, client: Any) -> None:
     threads = 8
     shared = ChunkStore(url, connections=threads)
     chance = random.Random(4)
@@ -240,7 +241,7 @@ def test_h1_many_threads_at_once_each_get_their_own(url: str, client: Redis) -> 
         assert list(pool.map(work, range(threads))) == list(range(threads))
 
 
-def test_a_closed_store_keeps_no_connection(url: str, client: Redis) -> None:
+def test_a_closed_store_keeps_no_connection(url: str, client: Any) -> None:
     def connections() -> int:
         return int(client.info("clients")["connected_clients"])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
@@ -128,7 +128,7 @@ def test_keys_that_have_moved_are_found_after_one_refusal(
 ) -> None:
     key = keys(1)[0]
     assert read(store, key) is None
-    calls = {
+    calls: dict[str, Callable[[], object]] = {
         "read": lambda: read(store, key),
         "write": lambda: store.write(key, (b"again",), TTL_MS, SECONDS),
     }

@@ -127,6 +127,27 @@ async def test_h1_an_answer_that_comes_too_late_reaches_nobody(
         await works(store)
 
 
+async def test_h1_the_rest_of_a_value_that_does_not_fit_reaches_nobody(
+    store: ChunkStore, proxy: TcpProxy
+) -> None:
+    await works(store)
+    free, header = asyncio.Event(), len(f"${len(LONG_VALUE)}\r\n")
+
+    async def begin(data: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(data[:header])
+        if data[header:]:
+            await free.wait()
+            writer.write(data[header:])
+
+    proxy.instead = begin
+    size = await asyncio.to_thread(store.read, "long", memoryview(bytearray(9)), SECONDS)
+    assert size == len(LONG_VALUE)
+    assert await asyncio.to_thread(read, store, "k") == b"mine"
+    proxy.instead = None
+    free.set()
+    await works(store)
+
+
 async def test_h1_touch_and_delete_that_come_too_late_reach_nobody(proxy: TcpProxy, tier: Redis) -> None:
     """These take as long as the store's first call was given."""
     seconds = 0.2

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv import tally as tally_module
@@ -30,6 +30,7 @@ def test_nothing_happened_is_an_empty_report() -> None:
     assert Tally().take() == {}
 
 
+@settings(deadline=None)
 @given(counts, news)
 def test_a_report_says_what_was_counted_and_the_latest_word_of_each_prefix(
     counted: list[tuple[str, int]], told: list[tuple[bytes, bool]]
@@ -44,6 +45,7 @@ def test_a_report_says_what_was_counted_and_the_latest_word_of_each_prefix(
     assert tally.take() == {}
 
 
+@settings(deadline=None)
 @given(counts, counts, news, news)
 def test_two_reports_added_are_the_report_of_both(
     counted: list[tuple[str, int]],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
@@ -51,6 +51,7 @@ def test_a_count_without_a_metric_is_only_counted() -> None:
     assert reports.counts == {"saved_chunks": 3}
 
 
+@settings(deadline=None)
 @given(prefixes)
 def test_prefixes_are_told_once_each_as_held_or_missing(held: dict[str, bool]) -> None:
     reports = TierReports()
@@ -61,6 +62,7 @@ def test_prefixes_are_told_once_each_as_held_or_missing(held: dict[str, bool]) -
     assert reports.take_news(100) == TierNews([], [])
 
 
+@settings(deadline=None)
 @given(st.lists(prefixes, max_size=5), st.integers(1, 7))
 def test_news_come_in_pieces_in_which_the_latest_word_counts(
     reported: list[dict[str, bool]], limit: int
