@@ -353,9 +353,7 @@ class _SchedulerSide:
         ranks = len(self._namespaces)
         present = [all(lookup.present[i : i + ranks]) for i in range(0, len(lookup.present), ranks)]
         self.tally.held(chunk.name for chunk in tracked.plan.answered(present))
-        missing = tracked.plan.first_missing
-        if missing is not None:
-            self.tally.held([missing.name], yes=False)
+        self.tally.held((chunk.name for chunk in tracked.plan.missing), yes=False)
         self.tally.add("looked_up_tokens", tracked.request.num_tokens)
         self.tally.add("hit_tokens", tracked.plan.hit_tokens)
 

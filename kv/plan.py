@@ -52,6 +52,7 @@ class RequestPlan:
         self._chunk = chunk_tokens
         self._asked: list[Chunk] = []
         self._found: list[Chunk] = []
+        self._found_tokens = 0
         self._kept = 0
         self._tail_kept = 0
         self._prompt_tail_due = True
@@ -82,6 +83,7 @@ class RequestPlan:
                 end = chunk.end
         full = list(self._found)
         self._kept = len(full)
+        self._found_tokens = end
         tails = [chunk for chunk in there if chunk.start == end]
         if tails:
             longest = max(tails, key=lambda chunk: chunk.end)
@@ -91,10 +93,9 @@ class RequestPlan:
         return full
 
     @property
-    def first_missing(self) -> Chunk | None:
-        """The first full chunk that was looked up and not found."""
-        chunk = self._asked[self._kept] if self._kept < len(self._asked) else None
-        return chunk if chunk is not None and chunk.full else None
+    def missing(self) -> list[Chunk]:
+        """The full chunks that were looked up and are of no use or not there."""
+        return [chunk for chunk in self._asked if chunk.full and chunk.start >= self._found_tokens]
 
     def loads(self, local_tokens: int, block_ids: Sequence[int]) -> list[Load]:
         """How to get from ``local_tokens`` (whole blocks) to ``hit_tokens``.

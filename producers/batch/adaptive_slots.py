@@ -14,8 +14,9 @@ from collections.abc import Callable
 
 #: Lines that are timed before the number is looked at.
 _WINDOW = 24
-#: What a line's time may be, as a multiple of that while hardly any line runs.
-_TOLERATED = 1.35
+#: What a line's time may be, as a multiple of that while hardly any line runs. It is a part of what a chat
+#: waits for; the others grow less.
+_TOLERATED = 2.0
 #: Lines that run while that time is found out, and the fewest that ever do.
 _FEW = 2
 #: How often it is found out.

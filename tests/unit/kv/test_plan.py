@@ -75,8 +75,8 @@ class Engine:
             hit += self.chunk
         assert full == [self.full(index) for index in range(hit // self.chunk)]
         self.kept = {chunk.name for chunk in full}
-        missing = self.full(hit // self.chunk) if hit + self.chunk <= self.known else None
-        assert self.plan.first_missing == missing
+        missing = range(hit // self.chunk, self.known // self.chunk)
+        assert self.plan.missing == [self.full(index) for index in missing]
         tails = [c for c in asked if not c.full and c.name in found and c.start == hit]
         if tails:
             longest = max(tails, key=lambda chunk: chunk.end)
