@@ -302,6 +302,8 @@ class KvSettings(_Section):
         save_seconds: deadline of saving one chunk.
         save_queue_mib: what waits to be saved; more is not saved.
         memory_mib: ``maxmemory`` of the Redis that ``headrace up`` runs.
+        offload_gib: host memory for blocks, GPUs only: more than 0 = vLLM's own offloading, with Redis below it,
+            in the place of our connector.
         shared_prompts: system prompts by name whose blocks are shared between tenants.
     """
 
@@ -317,6 +319,7 @@ class KvSettings(_Section):
     save_seconds: float = Field(default=2.0, gt=0)
     save_queue_mib: int = Field(default=256, ge=1)
     memory_mib: int = Field(default=512, ge=16)
+    offload_gib: float = Field(default=0.0, ge=0)
     shared_prompts: dict[str, str] = Field(default_factory=dict)
 
 

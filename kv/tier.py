@@ -9,6 +9,10 @@ from infra.settings import KvSettings
 #: Of an engine request's extra arguments: see :class:`kv.layout.Chain`.
 SHARED_TOKENS = "headrace_shared_tokens"
 
+#: Under this name the tier below vLLM's offloading counts its events in vLLM's reports, by
+#: ``event``, in the connector's words: ``load_failed_checksum``.
+OFFLOAD_EVENTS = "headrace:kv_offload_events"
+
 
 @dataclass(frozen=True, slots=True)
 class Tier:

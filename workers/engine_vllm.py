@@ -128,6 +128,10 @@ class VllmEngine:
     def _transfer_config(self) -> Any:
         if self._tier is None:
             return None
+        if self._tier.settings.offload_gib:
+            from kv.secondary_tier_vllm import offload_config
+
+            return offload_config(self._tier, self._tier.settings.offload_gib)
         from kv.connector_vllm import transfer_config
 
         return transfer_config(self._tier)

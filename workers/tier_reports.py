@@ -14,6 +14,7 @@ from infra.telemetry import (
     KV_TOKENS,
     KV_US_PER_TOKEN,
 )
+from kv.tier import OFFLOAD_EVENTS
 
 from .protocols import TierNews
 
@@ -46,8 +47,10 @@ class TierReports:
         self._prefill: float | None = None
 
     def take_in(self, report: Mapping[str, Any]) -> None:
-        """A report has come."""
-        for name, amount in report.get("counts", {}).items():
+        """A report has come, of our connector or of vLLM's offloading with our tier below it."""
+        offloaded = report.get("data", {}).get(OFFLOAD_EVENTS, {})
+        counts = {name: amount for (name,), amount in offloaded.items()} | report.get("counts", {})
+        for name, amount in counts.items():
             self.counts[name] = self.counts.get(name, 0) + amount
             _count(name, amount)
         for prefix, yes in report.get("held", {}).items():

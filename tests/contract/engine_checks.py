@@ -283,8 +283,8 @@ CHECKS: dict[str, Check] = {n: f for n, f in list(globals().items()) if n.starts
 
 
 async def _run(model: str, redis_argv: list[str], redis_port: int) -> dict[str, str | None]:
-    """All checks on one vLLM, which has a KV tier; by module and name."""
-    from tests.contract import tier_checks
+    """All checks on one vLLM, which has a KV tier, and then of the tier below vLLM's offloading."""
+    from tests.contract import offload_checks, tier_checks
     from tests.tcp_proxy import tcp_proxy
 
     server = tier_checks.Server(redis_argv, redis_port)
@@ -293,10 +293,11 @@ async def _run(model: str, redis_argv: list[str], redis_port: int) -> dict[str, 
         async with tcp_proxy(redis_port) as proxy:
             bench = await _vllm(model, proxy.url)
             tier = tier_checks.TierBench(bench.engine, server, proxy)
-            results = await _results(tier_checks.CHECKS, tier)
-            return results | await _results(CHECKS, bench)
+            results = await results_of(tier_checks.CHECKS, tier)
+            results |= await results_of(CHECKS, bench)
     finally:
         await server.kill()
+    return results | await offload_checks.run(redis_argv, redis_port)
 
 
 async def _vllm(model: str, tier_url: str) -> Bench:
@@ -329,7 +330,7 @@ async def _vllm(model: str, tier_url: str) -> Bench:
     return Bench(engine, encode, 1_024, is_model=True)
 
 
-async def _results(checks: dict[str, Any], bench: Any) -> dict[str, str | None]:
+async def results_of(checks: dict[str, Any], bench: Any) -> dict[str, str | None]:
     results: dict[str, str | None] = {}
     for name, check in checks.items():
         try:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -13,13 +11,12 @@ from contracts.sim_tokens import sim_token_ids
 from infra.embedded import cache_command, free_port
 from infra.model_prep import model_dir
 from infra.settings import SimSettings
-from infra.stack.engine_env import engine_python
 from tests.contract.engine_checks import CHECKS, Bench
+from tests.contract.engine_run import run_in_engine
+from tests.contract.offload_checks import CHECKS as OFFLOAD_CHECKS
 from tests.contract.tier_checks import CHECKS as TIER_CHECKS
 from tests.stack_process import engine_problem
 from workers.engine_sim import SimEngine
-
-PROJECT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -42,21 +39,12 @@ def vllm_results() -> dict[str, str | None]:
         pytest.fail(problem, pytrace=False)
     port = free_port()
     redis = json.dumps(cache_command(port, 512).argv)
-    run = subprocess.run(
-        [str(engine_python()), "-m", "tests.contract.engine_checks", str(model_dir()), redis, str(port)],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        stdin=subprocess.DEVNULL,
-    )
-    assert run.returncode == 0, run.stderr[-2_000:]
-    results: dict[str, str | None] = json.loads(run.stdout.splitlines()[-1])
-    return results
+    module = "tests.contract.engine_checks"
+    return run_in_engine(module, str(model_dir()), redis, str(port), seconds=400)
 
 
 @pytest.mark.vllm
 @pytest.mark.timeout(450)
-@pytest.mark.parametrize("name", [*CHECKS, *TIER_CHECKS])
+@pytest.mark.parametrize("name", [*CHECKS, *TIER_CHECKS, *OFFLOAD_CHECKS])
 def test_vllm(vllm_results: dict[str, str | None], name: str) -> None:
     assert vllm_results[name] is None, vllm_results[name]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
 from kv.tally import Tally
+from kv.tier import OFFLOAD_EVENTS
 from workers.protocols import TierNews
 from workers.tier_reports import TierReports
 
@@ -117,3 +118,13 @@ def test_what_a_tally_takes_can_be_taken_in() -> None:
     reports.take_in(tally.take())
     assert reports.counts == {"lookups": 1}
     assert reports.take_news(9) == TierNews(["01" * 16], ["02" * 16], 1.5, None)
+
+
+def test_events_of_the_tier_below_vllms_offloading_are_counted_alike() -> None:
+    reports = TierReports()
+    before = metric("failures_total", operation="load", reason="checksum")
+    events = {("load_failed_checksum",): 2.0, ("saved_bytes",): 10.0}
+    reports.take_in({"types": {}, "data": {OFFLOAD_EVENTS: events, "vllm:other": {(): 1}}})
+    assert reports.counts == {"load_failed_checksum": 2.0, "saved_bytes": 10.0}
+    after = metric("failures_total", operation="load", reason="checksum")
+    assert after - before == 2
