@@ -302,8 +302,8 @@ class KvSettings(_Section):
         save_seconds: deadline of saving one chunk.
         save_queue_mib: what waits to be saved; more is not saved.
         memory_mib: ``maxmemory`` of the Redis that ``headrace up`` runs.
-        offload_gib: host memory for blocks, GPUs only: more than 0 = vLLM's own offloading, with Redis below it,
-            in the place of our connector.
+        offload_gib: host memory for blocks, GPUs only: more than 0 = vLLM's own offloading, with Redis below
+            it, in the place of our connector.
         shared_prompts: system prompts by name whose blocks are shared between tenants.
     """
 
@@ -553,7 +553,8 @@ class BatchSettings(_Section):
         max_line_bytes: bytes of one line.
         tenant_batches: most batches of a tenant, ended ones that are still kept included.
         retention_seconds: how long a batch is kept after its completion window.
-        in_flight: lines that one runner has in the pipeline at once, at most: fewer where others would notice.
+        in_flight: lines that one runner has in the pipeline at once, at most; fewer where others would
+            notice.
         unmoderated: of these, at most so many that moderation has not seen yet: what a chat waits for there.
         at_once: batches that one runner has in hand.
         lease_seconds: a runner that has not renewed its hold on a batch for so long counts as dead.
