@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(300)
 
 async def test_nothing_is_lost_whatever_dies(tmp_path: Path) -> None:
     """Mixed load; every role is killed, ended and frozen (D5, I1, I5, Q1)."""
-    report = await run(Options(tmp_path / "chaos" / "data", seconds=30, requests=100, seed=7, faults=10))
+    report = await run(Options(tmp_path / "chaos" / "data", seconds=24, requests=100, seed=7, faults=10))
     assert not report.violations, report.as_text()
     assert report.requests >= 100, report.as_text()
     assert sum(number for *_, number in report.faults) >= 8, report.as_text()

@@ -55,7 +55,7 @@ def known(gateway: Gateway) -> dict[str, str]:
 
 @api.parametrize()
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module")  # schemathesis does, inside
-@effort(max_examples=25, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@effort(max_examples=15, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_answer_is_in_the_document_C5_C10(
     case: schemathesis.Case, gateway: Gateway, known: dict[str, str]
 ) -> None:
