@@ -48,7 +48,7 @@ chaos: setup  ## Kill and freeze everything under load for MINUTES, with REQUEST
 	  --report .headrace/chaos-$(SEED).json $(CHAOS_ARGS)
 
 takeover: setup model  ## Kill and freeze real vLLM workers in the middle of replies; takes minutes
-	@$(BIN)/python -m pytest -s tests/integration/long_vllm_takeover.py tests/integration/long_vllm_tier.py
+	@$(BIN)/python -m pytest -s tests/integration/long_vllm_takeover.py tests/integration/long_vllm_tier.py tests/chaos/long_chaos_takeover.py
 
 check: setup  ## Format, lint, types, import rules
 	@$(BIN)/ruff format --check .

@@ -553,8 +553,7 @@ class BatchSettings(_Section):
         max_line_bytes: bytes of one line.
         tenant_batches: most batches of a tenant, ended ones that are still kept included.
         retention_seconds: how long a batch is kept after its completion window.
-        in_flight: lines that one runner has in the pipeline at once, at most; fewer where others would
-            notice.
+        in_flight: lines that one runner has in the pipeline at once.
         unmoderated: of these, at most so many that moderation has not seen yet: what a chat waits for there.
         at_once: batches that one runner has in hand.
         lease_seconds: a runner that has not renewed its hold on a batch for so long counts as dead.

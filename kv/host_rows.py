@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .codec import HEADER_BYTES, Header, verified
-from .errors import ChunkRejected
+from .codec import HEADER_BYTES, Header
 from .layout import Chunk
 from .store import ChunkStore
+from .values import load_value, save_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +71,10 @@ class HostRows:
             TierUnavailable: no answer, or a refusal.
         """
         key = row.chunk.key(self._namespace)
-        if self._saves.touch([key], self._ttl_ms, seconds)[0]:
-            return 0
         payload = memoryview(self._rows[row.index])
-        header = self._header(row.chunk).sealed((payload,))
-        self._saves.write(key, (header.pack(), payload), self._ttl_ms, seconds)
-        return len(payload)
+        header = self._header(row.chunk)
+        sent = save_value(self._saves, key, header, payload, self._ttl_ms, seconds)
+        return len(payload) if sent else 0
 
     def load(self, row: Row, seconds: float) -> int:
         """Fill a row; bytes that came.
@@ -87,17 +85,8 @@ class HostRows:
             TierUnavailable: no answer.
         """
         key = row.chunk.key(self._namespace)
-        value = self._staging()
-        size = self._loads.read(key, value, seconds)
-        if size is None:
-            raise ChunkRejected("evicted")
-        try:
-            if size > len(value):
-                raise ChunkRejected("length")
-            payload = verified(value[:size], self._header(row.chunk))
-        except ChunkRejected:
-            self._loads.delete(key, seconds)  # or it would be found again, and never be saved anew
-            raise
+        expected = self._header(row.chunk)
+        payload = load_value(self._loads, key, expected, self._staging(), seconds)
         self._rows[row.index] = np.frombuffer(payload, np.uint8)
         return len(payload)
 

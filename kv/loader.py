@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from .breaker import Breaker
-from .codec import HEADER_BYTES, Header, verified
-from .errors import ChunkRejected, TierError
+from .codec import HEADER_BYTES, Header
+from .errors import ChunkRejected, TierError, TierUnavailable
 from .layout import Chunk
 from .paged_cache import PagedCache
 from .plan import Load
 from .store import ChunkStore
 from .tally import Tally
+from .values import load_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,23 +162,18 @@ class Loader:
     def _read(self, job: _Job, load: Load, view: memoryview) -> int:
         """Bytes of a value that is as it should be, and is in ``view``."""
         left = max(0.001, job.deadline - time.monotonic())
-        key = load.chunk.key(self._namespace)
+        chunk = load.chunk
         try:
-            size = self._store.read(key, view, left)
-        except TierError:
+            key = chunk.key(self._namespace)
+            payload = load_value(self._store, key, self._expected(chunk), view, left)
+        except TierUnavailable:
             self._breaker.failed()
             raise
-        self._breaker.succeeded()
-        if size is None:
-            raise ChunkRejected("evicted")
-        try:
-            if size > len(view):
-                raise ChunkRejected("length")
-            verified(view[:size], self._expected(load.chunk))
         except ChunkRejected:
-            self._store.delete(key, left)  # or it would be found again, and never be saved anew
+            self._breaker.succeeded()
             raise
-        return size
+        self._breaker.succeeded()
+        return HEADER_BYTES + len(payload)
 
     def _one_done(self, job: _Job, load: Load, size: int) -> None:
         with self._changed:

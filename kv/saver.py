@@ -15,6 +15,7 @@ from .layout import Chunk
 from .paged_cache import Staged
 from .store import ChunkStore
 from .tally import Tally
+from .values import save_value
 
 log = logging.getLogger(__name__)
 
@@ -130,16 +131,12 @@ class Saver:
             return work
 
     def _write(self, chunk: Chunk, staged: Staged) -> None:
-        key = chunk.key(self._namespace)
-        if self._store.touch([key], self._ttl_ms, self._seconds)[0]:
-            self._breaker.succeeded()
-            return
-        payload = staged.bytes()
-        header = self._header(chunk).sealed((payload,))
-        self._store.write(key, (header.pack(), payload), self._ttl_ms, self._seconds)
+        key, header, payload = chunk.key(self._namespace), self._header(chunk), staged.bytes()
+        sent = save_value(self._store, key, header, payload, self._ttl_ms, self._seconds)
         self._breaker.succeeded()
-        self._tally.add("saved_chunks")
-        self._tally.add("saved_bytes", len(payload))
+        if sent:
+            self._tally.add("saved_chunks")
+            self._tally.add("saved_bytes", len(payload))
 
 
 def _be_nice() -> None:

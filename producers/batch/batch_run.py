@@ -25,7 +25,6 @@ from infra.tasks import end_tasks
 from infra.telemetry import BATCH_LINES, BATCH_LINES_RUNNING, BATCHES
 
 from . import life
-from .adaptive_slots import AdaptiveSlots
 from .gathering import Gathering
 from .ids import result_file_id, result_id
 from .line_runner import FinishedLine, LineRunner
@@ -57,7 +56,7 @@ class BatchServices:
     storage: FileStorage
     streams: RedisTokenStreams
     lines: LineRunner
-    slots: AdaptiveSlots
+    slots: asyncio.Semaphore
     flush_seconds: float
     lease_seconds: float
     now_ms: Callable[[], int]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -62,7 +61,6 @@ class LineRunner:
         settings: what is in force when it is called.
         unmoderated: at most so many requests that moderation has not seen, so that a chat which comes
             between them waits for few.
-        timed: is told how long each line took through moderation, seconds.
     """
 
     def __init__(
@@ -72,14 +70,12 @@ class LineRunner:
         streams: RedisTokenStreams,
         watch: SealWatch,
         unmoderated: int,
-        timed: Callable[[float], None],
     ) -> None:
         self._settings = settings
         self._intake = intake
         self._streams = streams
         self._watch = watch
         self._unmoderated = asyncio.Semaphore(unmoderated)
-        self._timed = timed
         self._reads = asyncio.Semaphore(_READS)
 
     async def run(
@@ -182,7 +178,6 @@ class LineRunner:
         async with self._unmoderated:
             if running.ending.is_set():
                 return 0.0
-            began = time.monotonic()
             try:
                 await self._intake.submit(_of_lines(batch), request, request_id=request_id)
             except ApiError as error:
@@ -192,7 +187,6 @@ class LineRunner:
             self._watch.begin(request_id)
             try:
                 await self._watch.moderated(request_id)
-                self._timed(time.monotonic() - began)
             finally:
                 self._watch.forget(request_id)
         return None

@@ -17,7 +17,6 @@ from infra.tasks import end_tasks
 
 from ..request_times import unix_ms
 from ..wiring import WiredIntake, make_intake
-from .adaptive_slots import AdaptiveSlots
 from .batch_run import BatchServices
 from .line_runner import LineRunner
 from .runner import BatchRunner
@@ -49,21 +48,15 @@ class BatchRunnerRole:
         intake = self._intake = await make_intake(self._live.current, self._streams, self._publisher)
         self._live.subscribe(intake.reconfigure)
         watch = SealWatch(self._streams)
-        slots = AdaptiveSlots(settings.batch.in_flight)
         services = BatchServices(
             batches=Batches(self._client, settings.batch),
             files=Files(self._client),
             storage=make_file_storage(settings.files),
             streams=self._streams,
             lines=LineRunner(
-                lambda: self._live.current,
-                intake,
-                self._streams,
-                watch,
-                settings.batch.unmoderated,
-                slots.timed,
+                lambda: self._live.current, intake, self._streams, watch, settings.batch.unmoderated
             ),
-            slots=slots,
+            slots=asyncio.Semaphore(settings.batch.in_flight),
             flush_seconds=settings.batch.flush_seconds,
             lease_seconds=settings.batch.lease_seconds,
             now_ms=unix_ms,

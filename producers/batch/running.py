@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from .adaptive_slots import AdaptiveSlots
-
 
 class Slot:
     """Room for one line in the pipeline. Taken from the start; several :meth:`release` are one."""
 
-    def __init__(self, slots: AdaptiveSlots) -> None:
+    def __init__(self, slots: asyncio.Semaphore) -> None:
         self._slots = slots
         self._held = True
 
@@ -34,7 +32,7 @@ class Running:
         requests: ids of its requests that may be in the pipeline.
     """
 
-    def __init__(self, slots: AdaptiveSlots) -> None:
+    def __init__(self, slots: asyncio.Semaphore) -> None:
         self._slots = slots
         self._pausing = 0
         self._none_pauses = asyncio.Event()

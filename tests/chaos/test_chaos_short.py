@@ -18,14 +18,6 @@ async def test_nothing_is_lost_whatever_dies(tmp_path: Path) -> None:
     assert sum(number for *_, number in report.faults) >= 8, report.as_text()
 
 
-async def test_workers_that_wake_after_a_takeover_change_nothing(tmp_path: Path) -> None:
-    """Frozen for longer than their leases, they wake while others go on with their replies (I8)."""
-    options = Options(tmp_path / "woken" / "data", seconds=14, requests=50, seed=9, faults=3)
-    report = await run(replace(options, **OVERLAP))
-    assert not report.violations, report.as_text()
-    assert report.takeovers, report.as_text()
-
-
 async def test_a_worker_without_a_fence_is_noticed(tmp_path: Path) -> None:
     """The same with workers whose late tokens Redis does not refuse must not pass (I8)."""
     options = Options(tmp_path / "broken" / "data", seconds=14, requests=50, seed=9, faults=3)

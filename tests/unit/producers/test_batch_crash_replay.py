@@ -24,7 +24,6 @@ from contracts.token_stream import StreamsUnavailable
 from infra.batches_redis import Lease
 from infra.file_storage_fsspec import ContentWriter, FileStorage, StorageUnavailable
 from producers.batch import life
-from producers.batch.adaptive_slots import AdaptiveSlots
 from producers.batch.batch_run import BatchRun, BatchServices
 from producers.batch.line_runner import FinishedLine
 from producers.batch.lines import BatchLine, parse_line
@@ -121,7 +120,7 @@ class World:
             storage=self.storage,
             streams=cast(Any, self),
             lines=cast(Any, Lines(self)),
-            slots=AdaptiveSlots(3),
+            slots=asyncio.Semaphore(3),
             flush_seconds=0.0,
             lease_seconds=60.0,
             now_ms=lambda: self.now_ms,

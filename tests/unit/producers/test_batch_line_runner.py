@@ -15,7 +15,6 @@ from contracts.identity import Principal, is_request_id, make_request_id
 from contracts.stream_ids import ACCEPTED, MODERATED, SEAL, StreamId
 from contracts.tiers import FinishReason, Status
 from infra.settings import development
-from producers.batch.adaptive_slots import AdaptiveSlots
 from producers.batch.ids import line_bytes
 from producers.batch.line_runner import FinishedLine, LineRunner
 from producers.batch.running import Running
@@ -81,17 +80,11 @@ def request_id(attempt: int = 0) -> str:
 
 class Rig:
     def __init__(self, pipeline: Pipeline) -> None:
-        self.times: list[float] = []
         self.watch = SealWatch(cast(Any, pipeline))
         self.runner = LineRunner(
-            lambda: development("sim"),
-            cast(Any, pipeline),
-            cast(Any, pipeline),
-            self.watch,
-            1,
-            self.times.append,
+            lambda: development("sim"), cast(Any, pipeline), cast(Any, pipeline), self.watch, 1
         )
-        self.running = Running(AdaptiveSlots(1))
+        self.running = Running(asyncio.Semaphore(1))
 
     async def run(self, batch: Any = BATCH) -> FinishedLine | None:
         watching = asyncio.create_task(self.watch.run())
