@@ -59,7 +59,7 @@ async def test_o5_concurrent_repeats_are_one_request_and_so_are_later_ones(parts
     assert len(parts.publisher.sent) == 1
 
 
-async def test_o5_another_body_is_refused_and_changes_nothing(parts: Parts) -> None:
+async def test_o5_n5_another_body_is_refused_and_changes_nothing(parts: Parts) -> None:
     rid = await call(parts)
     with pytest.raises(ApiError) as raised:
         await call(parts, seed=7)

@@ -121,7 +121,7 @@ async def test_each_request_is_served_by_a_worker_of_its_models_pool(
         assert worker.startswith(f"{named}-")
 
 
-async def test_under_overload_free_requests_fall_back_and_say_so_and_all_comes_back_to_normal(
+async def test_n8_under_overload_free_requests_fall_back_and_say_so_and_all_comes_back_to_normal(
     stack: StackProcess, free: httpx.AsyncClient
 ) -> None:
     flood = [asyncio.create_task(create(free, "large")) for _ in range(12)]
