@@ -31,6 +31,7 @@ from rich.table import Table
 
 from infra.embedded import embedded_cache
 from infra.model_prep import model_dir
+from infra.settings import KvSettings
 from infra.stack.engine_env import engine_python
 
 from .measure import percentile
@@ -151,14 +152,20 @@ def main() -> None:
     console = Console(width=150)
     # Left alone, vLLM binds engines to fewer cores without a connector than with one.
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-    os.environ["HEADRACE_BENCH_CONNECTIONS"] = str(options.connections)
-    os.environ["HEADRACE_BENCH_ENCODING"] = options.encoding
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = Path(scratch)
         url = f"redis://{stack.enter_context(embedded_cache(folder, 2_048))}/0"
         files = folder / "files"
         files.mkdir()
-        kinds = {"plain": ("plain", ""), "saver": ("tier", url), "loader": ("tier", url)}
+        tier = KvSettings(
+            enabled=True,
+            redis_url=url,
+            connections=options.connections,
+            encoding=options.encoding,
+            lookup_ms=1_000,
+            load_seconds=30.0,
+        ).model_dump_json()
+        kinds = {"plain": ("plain", ""), "saver": ("tier", tier), "loader": ("tier", tier)}
         kinds["file"] = ("file", str(files))
         engines = {}
         for name, (kind, where) in kinds.items():

@@ -1,6 +1,6 @@
 """One vLLM for ``bench kv``, in the engine environment: commands on stdin, results on stdout, as JSON lines.
 
-``python -m bench.kv_engine MODEL DTYPE KIND [WHERE]``; KIND is ``plain``, ``tier`` (WHERE: a Redis URL) or
+``python -m bench.kv_engine MODEL DTYPE KIND [WHERE]``; KIND is ``plain``, ``tier`` (WHERE: its settings) or
 ``file`` (WHERE: a folder), which is vLLM's own example connector.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from contextlib import aclosing
 from typing import Any
@@ -22,8 +21,6 @@ from workers.engine_vllm import VllmEngine
 from workers.protocols import EngineRequest
 
 CONTEXT = 4_608
-CONNECTIONS = "HEADRACE_BENCH_CONNECTIONS"
-ENCODING = "HEADRACE_BENCH_ENCODING"
 
 
 class _FileEngine(VllmEngine):
@@ -67,15 +64,8 @@ def _engine(model: str, settings: VllmSettings, kind: str, where: str) -> VllmEn
         return engine
     tier = None
     if kind == "tier":
-        kv = KvSettings(
-            enabled=True,
-            redis_url=where,
-            connections=int(os.environ.get(CONNECTIONS, "2")),
-            encoding=os.environ.get(ENCODING, "raw"),  # type: ignore[arg-type]
-            lookup_ms=1_000,
-            load_seconds=30.0,
-        )
-        tier = Tier(kv, "redis://127.0.0.1:1/0", "bench", "1")
+        settings_of_tier = KvSettings.model_validate_json(where)
+        tier = Tier(settings_of_tier, "redis://127.0.0.1:1/0", "bench", "1")
     return VllmEngine(model, settings, max_seqs=8, context_length=CONTEXT, tier=tier)
 
 

@@ -40,7 +40,7 @@ from .rates import BreakEven
 from .saver import Saver
 from .store import ChunkStore
 from .tally import Tally, added
-from .tier import SHARED_TOKENS, Tier
+from .tier import SHARED_TOKENS, URL_VARIABLE, Tier
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -48,9 +48,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 log = logging.getLogger(__name__)
-
-#: Where the engine finds the tier's URL: not in vLLM's configuration, which may be logged.
-URL_VARIABLE = "HEADRACE_KV_URL"
 
 #: An engine that has nothing to compute waits so long for a lookup or load before it looks again.
 _IDLE_SECONDS = 0.002
@@ -60,17 +57,12 @@ _PREFILL_STEP_TOKENS = 64
 
 def transfer_config(tier: Tier) -> KVTransferConfig:
     """What vLLM is configured with to use ``tier``. Sets ``HEADRACE_KV_URL`` for the engine's processes."""
-    os.environ[URL_VARIABLE] = tier.url
     return KVTransferConfig(
         kv_connector=HeadraceConnector.__name__,
         kv_connector_module_path=__name__,
         kv_role="kv_both",
         kv_load_failure_policy="recompute",
-        kv_connector_extra_config={
-            "tier": tier.settings.model_dump(mode="json", exclude={"redis_url", "shared_prompts"}),
-            "model": tier.model,
-            "revision": tier.revision,
-        },
+        kv_connector_extra_config=tier.hand_to_engine(),
     )
 
 
@@ -529,7 +521,7 @@ class _WorkerSide:
         for save in meta.saves:
             size = self._cache.size(len(save.block_ids))
             if self._saver.wants(save.chunk, size):
-                self._saver.save(save.chunk, self._cache.gather(save.block_ids), size)
+                self._saver.save(save.chunk, self._cache.gather(save.block_ids))
         self._sent.update(meta.ended)
 
     def finished(

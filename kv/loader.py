@@ -92,11 +92,6 @@ class Loader:
         for thread in self._threads:
             thread.start()
 
-    @property
-    def busy(self) -> bool:
-        """Whether anything is being loaded."""
-        return bool(self._jobs)
-
     def submit(self, request_id: str, loads: Sequence[Load]) -> None:
         """Load these; never blocks. What becomes of it: :meth:`take`."""
         now = time.monotonic()

@@ -54,7 +54,6 @@ class Saver:
         self._changed = threading.Condition()
         self._queue: deque[tuple[Chunk, Staged]] = deque()
         self._queued = 0
-        self._busy = False
         self._closed = False
         self._names: set[bytes] = set()
         self._thread = threading.Thread(target=self._run, name="kv-save", daemon=True)
@@ -72,19 +71,14 @@ class Saver:
             return False
         return True
 
-    def save(self, chunk: Chunk, staged: Staged, size: int) -> None:
+    def save(self, chunk: Chunk, staged: Staged) -> None:
         """Save it, later; never blocks."""
         with self._changed:
             self._queue.append((chunk, staged))
-            self._queued += size
+            self._queued += staged.data.nbytes
             self._names.add(chunk.name)
             self._changed.notify()
         self._say(chunk, True)
-
-    def idle(self, seconds: float) -> bool:
-        """Wait until nothing is left to save, at most so long; whether that is so."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._queue and not self._busy, seconds)
 
     def close(self) -> None:
         """Stop after the present value; what waits is dropped."""
@@ -120,14 +114,11 @@ class Saver:
 
     def _next(self) -> tuple[Chunk, Staged] | None:
         with self._changed:
-            self._busy = False
-            self._changed.notify_all()
             self._changed.wait_for(lambda: self._queue or self._closed)
             if self._closed:
                 return None
             work = self._queue.popleft()
             self._queued -= work[1].data.nbytes
-            self._busy = True
             return work
 
     def _write(self, chunk: Chunk, staged: Staged) -> None:

@@ -34,7 +34,6 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 
 from infra.settings import KvSettings
 
-from .connector_vllm import URL_VARIABLE
 from .fingerprint import weights_fingerprint
 from .host_rows import HostRows, Row
 from .lanes import Lane
@@ -42,7 +41,7 @@ from .layout import Chunk, Namespace
 from .lookups import Lookup, Lookups
 from .store import ChunkStore
 from .tally import Tally
-from .tier import OFFLOAD_EVENTS, Tier
+from .tier import OFFLOAD_EVENTS, URL_VARIABLE, Tier
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +60,6 @@ def offload_config(tier: Tier, host_gib: float) -> KVTransferConfig:
     Args:
         host_gib: memory for blocks on the host, for all ranks together.
     """
-    os.environ[URL_VARIABLE] = tier.url
     os.environ.pop("PYTHONHASHSEED", None)
     return KVTransferConfig(
         kv_connector="OffloadingConnector",
@@ -75,11 +73,7 @@ def offload_config(tier: Tier, host_gib: float) -> KVTransferConfig:
                 {
                     "type": RedisSecondaryTier.__name__,
                     "module_path": __name__,
-                    "tier": tier.settings.model_dump(
-                        mode="json", exclude={"redis_url", "shared_prompts"}
-                    ),
-                    "model": tier.model,
-                    "revision": tier.revision,
+                    **tier.hand_to_engine(),
                 }
             ],
         },

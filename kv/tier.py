@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from typing import Any
 
 from infra.settings import KvSettings
 
+#: Where an engine's processes find the tier's URL: not in vLLM's configuration, which may be logged.
+URL_VARIABLE = "HEADRACE_KV_URL"
 #: Of an engine request's extra arguments: see :class:`kv.layout.Chain`.
 SHARED_TOKENS = "headrace_shared_tokens"
 
@@ -34,3 +38,14 @@ class Tier:
         """Of its Redis."""
         assert self.settings.redis_url is not None
         return self.settings.redis_url
+
+    def hand_to_engine(self) -> dict[str, Any]:
+        """What an engine's processes are told: the URL by the environment, the rest by its configuration.
+
+        Returns:
+            ``tier`` (:class:`infra.settings.KvSettings`, without what is secret or none of its business),
+            ``model`` and ``revision``.
+        """
+        os.environ[URL_VARIABLE] = self.url
+        settings = self.settings.model_dump(mode="json", exclude={"redis_url", "shared_prompts"})
+        return {"tier": settings, "model": self.model, "revision": self.revision}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
@@ -18,6 +17,7 @@ from kv.fitness import require_fit
 from kv.layout import Chain
 from kv.store import ChunkStore
 from tests.redis_servers import RedisServer, restartable
+from tests.stack_process import eventually
 
 SECONDS = 5.0
 TTL_MS = 60_000
@@ -36,10 +36,7 @@ class Cluster:
         self.nodes[0].execute_command("CLUSTER ADDSLOTSRANGE", 0, middle)
         self.nodes[1].execute_command("CLUSTER ADDSLOTSRANGE", middle + 1, LAST_SLOT)
         self.nodes[0].execute_command("CLUSTER MEET", LOOPBACK, servers[1].port, bus_port)
-        deadline = time.monotonic() + 30
-        while not all(self._is_well(node) for node in self.nodes):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        eventually(lambda: all(map(self._is_well, self.nodes)), 30, "the cluster covers all slots")
 
     def _is_well(self, node: Any) -> bool:
         return bool(node.cluster("INFO")["cluster_state"] == "ok")
