@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from dataclasses import dataclass
 
 from .tiers import QueueClass
@@ -35,13 +36,14 @@ class TopicSpec:
 class Topics:
     """The topic names of one deployment, all under ``prefix`` (for several deployments on one Kafka).
 
-    ``partitions`` applies to the request path; a dispatch topic has ``worker_slots`` partitions, one
-    per worker of its pool, because the scheduler addresses a worker by its partition.
+    ``partitions`` applies to the request path; a dispatch topic has ``worker_partitions`` for each of the
+    ``worker_slots`` of its pool, because the scheduler addresses a worker by its partitions.
     """
 
     prefix: str = "headrace"
     partitions: int = 8
     worker_slots: int = 64
+    worker_partitions: int = 1
 
     @property
     def requests(self) -> str:
@@ -53,8 +55,17 @@ class Topics:
         return f"{self.prefix}.queue.{queue_class.value}"
 
     def dispatch(self, pool: str) -> str:
-        """Work for the workers of ``pool``; partition = worker slot."""
+        """Work for the workers of ``pool``; which partitions are whose: :meth:`partitions_of`."""
         return f"{self.prefix}.dispatch.{pool}"
+
+    def partitions_of(self, slot: int) -> range:
+        """The partitions of a dispatch topic that the worker in ``slot`` reads."""
+        return range(slot * self.worker_partitions, (slot + 1) * self.worker_partitions)
+
+    def partition_for(self, slot: int, request_id: str) -> int:
+        """Which of them has what is about a request: one, so that it is read in the order it was sent."""
+        own = self.partitions_of(slot)
+        return own[zlib.crc32(request_id.encode()) % len(own)]
 
     @property
     def outcomes(self) -> str:
@@ -74,9 +85,10 @@ class Topics:
     def specs(self, pools: list[str]) -> list[TopicSpec]:
         """Every topic that must exist when the worker pools are ``pools``."""
         path = [self.requests, *self.queues]
+        dispatch = self.worker_slots * self.worker_partitions
         return [
             *(TopicSpec(name, self.partitions, _DAY_MS) for name in path),
-            *(TopicSpec(self.dispatch(p), self.worker_slots, _DAY_MS) for p in sorted(set(pools))),
+            *(TopicSpec(self.dispatch(p), dispatch, _DAY_MS) for p in sorted(set(pools))),
             TopicSpec(self.outcomes, self.partitions, 30 * _DAY_MS),
             TopicSpec(self.deadletter, 1, 7 * _DAY_MS),
         ]

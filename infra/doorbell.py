@@ -10,7 +10,8 @@ that is lost costs :data:`UNRUNG_SECONDS`.
 
 The embedded broker lists a partition's log for every fetch, and gives up when the fetch's wait is over: in a
 log of some thousand records a short fetch finds nothing, though records are there. It says where the log ends
-all the same. So a consumer that knows of more than it has fetches at once, and with patience.
+all the same. So a consumer that knows of more than it has fetches at once, and with patience. Every partition
+of a fetch costs the broker time, so only those are asked for which were rung for or are known to have more.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.protocol.fetch import FetchRequest
 
 #: A consumer that nobody rings for fetches as often.
-UNRUNG_SECONDS = 0.05
+UNRUNG_SECONDS = 0.25
 
 #: Wait of a fetch for records that are known to be there.
 _PATIENT_MS = 500
@@ -92,16 +93,22 @@ class Doorbell:
         for partition in partitions - self._bells.keys():
             self._hang(partition)
 
-    async def wait(self, partitions: Set[Partition]) -> None:
-        """Return when one was rung for that has not been in ``partitions`` since, or after a while.
+    async def wait(self, partitions: Set[Partition]) -> Set[Partition]:
+        """Those of ``partitions`` that were rung for, once one was; all of them after a while.
 
-        It need not be in ``partitions`` now: a consumer leaves out of a fetch what it still has records of,
-        and must come back for it, so that ring stays.
+        One that was rung for need not be among them: a consumer leaves out of a fetch what it still has
+        records of, and must come back for it, so that ring stays; and what there is to fetch is not known.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(UNRUNG_SECONDS):
                 await self._heard.wait()
-        self._silence(partitions)
+        return self.rung(partitions) or partitions
+
+    def rung(self, partitions: Set[Partition]) -> Set[Partition]:
+        """Those that were rung for since they were last asked about."""
+        found = self._rung & partitions
+        self._silence(found)
+        return found
 
     def close(self) -> None:
         """Hear no more."""
@@ -156,11 +163,17 @@ def fetch_when_rung(consumer: AIOKafkaConsumer, folder: Path) -> None:
             return await send(node, request, **options)
         doorbell.listen(consumer.assignment())
         wanted = {(topic, p[0]): p[1] for topic, those in request.topics for p in those}
-        if any(offset < ends.get(partition, 0) for partition, offset in wanted.items()):
+        behind = {partition for partition, offset in wanted.items() if offset < ends.get(partition, 0)}
+        if behind:
             assert isinstance(request._max_wait_ms, int)
             request._max_wait_ms = _PATIENT_MS
+            asked = behind | doorbell.rung(wanted.keys())
         else:
-            await doorbell.wait(wanted.keys())
+            asked = await doorbell.wait(wanted.keys())
+        assert isinstance(request._topics, list)
+        request._topics = [
+            (topic, [p for p in those if (topic, p[0]) in asked]) for topic, those in request.topics
+        ]
         response = await send(node, request, **options)
         for topic, those in response.topics:
             ends.update({(topic, partition): end for partition, _error, end, *_ in those})

@@ -49,6 +49,8 @@ class KafkaSettings(_Section):
 
     Attributes:
         bootstrap: ``host:port`` of a broker.
+        worker_slots: the most workers of a pool.
+        worker_partitions: how many partitions of its pool's dispatch topic each of them reads.
         fetch_max_wait_ms: how long a broker holds an empty fetch. Apache Kafka answers at once when a
             record arrives, so long is right there; the embedded broker does not, so ``headrace up``
             sets it low.
@@ -64,6 +66,7 @@ class KafkaSettings(_Section):
     topic_prefix: str = Field(default="headrace", pattern=r"^[a-z0-9][a-z0-9._-]{0,40}$")
     partitions: int = Field(default=8, ge=1, le=1024)
     worker_slots: int = Field(default=64, ge=1, le=4096)
+    worker_partitions: int = Field(default=1, ge=1, le=64)
     replication_factor: int = Field(default=1, ge=1)
     fetch_max_wait_ms: int = Field(default=500, ge=1)
     doorbells: Path | None = None
@@ -75,7 +78,7 @@ class KafkaSettings(_Section):
     @property
     def topics(self) -> Topics:
         """Topic names of this deployment."""
-        return Topics(self.topic_prefix, self.partitions, self.worker_slots)
+        return Topics(self.topic_prefix, self.partitions, self.worker_slots, self.worker_partitions)
 
 
 class RedisSettings(_Section):
@@ -555,6 +558,7 @@ class BatchSettings(_Section):
         retention_seconds: how long a batch is kept after its completion window.
         in_flight: lines that one runner has in the pipeline at once.
         unmoderated: of these, at most so many that moderation has not seen yet: what a chat waits for there.
+        entrance_share: part of the time in which each of these places is in use.
         at_once: batches that one runner has in hand.
         lease_seconds: a runner that has not renewed its hold on a batch for so long counts as dead.
         flush_seconds: how long results gather before they go to the storage.
@@ -566,6 +570,7 @@ class BatchSettings(_Section):
     retention_seconds: int = Field(default=30 * 86_400, ge=60)
     in_flight: int = Field(default=32, ge=1)
     unmoderated: int = Field(default=2, ge=1)
+    entrance_share: float = Field(default=0.5, gt=0, le=1)
     at_once: int = Field(default=16, ge=1)
     lease_seconds: float = Field(default=5.0, gt=0)
     flush_seconds: float = Field(default=1.0, gt=0)

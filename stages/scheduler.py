@@ -424,7 +424,7 @@ class Scheduler:
             self.topics.dispatch(record.pool),
             value,
             key=record.request_id,
-            partition=dispatch.slot,
+            partition=self.topics.partition_for(dispatch.slot, record.request_id),
             headers=trace_headers(traceparent),
         )
         _count_tokens(dispatch, len(record.prompt_token_ids))
@@ -457,7 +457,7 @@ class Scheduler:
                 self.topics.dispatch(held.record.pool),
                 value,
                 key=wish.request_id,
-                partition=wish.slot,
+                partition=self.topics.partition_for(wish.slot, wish.request_id),
                 headers=list(PREEMPT_HEADERS),
             )
         except PublishError as error:

@@ -1,11 +1,11 @@
-"""Reading a worker's partition of the dispatch topic: records in, one task each, positions out in order."""
+"""Reading a worker's partitions of the dispatch topic: records in, one task each, positions out in order."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
@@ -50,7 +50,7 @@ class _Open:
 
 
 class Intake:
-    """One worker's partition, by manual assignment: no group, no rebalance.
+    """One worker's partitions, by manual assignment: no group, no rebalance.
 
     A record is read again after a crash until its handler has returned; at most ``limit`` are open.
     """
@@ -58,7 +58,7 @@ class Intake:
     def __init__(
         self,
         consumer: AIOKafkaConsumer,
-        partition: TopicPartition,
+        partitions: Sequence[TopicPartition],
         *,
         handle: Handle,
         reject: Reject,
@@ -73,7 +73,7 @@ class Intake:
             stall_seconds: see :class:`infra.settings.KafkaSettings`.
         """
         self._consumer = consumer
-        self._partition = partition
+        self._partitions = partitions
         self.alarm = CommitAlarm(stall_seconds)
         self._tracked = Tracked(consumer, self.alarm)
         self._handle = handle
@@ -105,7 +105,7 @@ class Intake:
     async def _positions(self) -> dict[TopicPartition, int | None]:
         if len(self._tasks) >= self._limit or self.alarm.is_on():
             return {}
-        return {self._partition: await self._consumer.position(self._partition)}
+        return {p: await self._consumer.position(p) for p in self._partitions}
 
     async def _ends(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
         ends: Mapping[TopicPartition, int] = await self._consumer.end_offsets(list(partitions))
@@ -122,7 +122,7 @@ class Intake:
 
         Args:
             hand_over: their positions count as reached: the caller tells the schedulers, which hold each
-                request until its seal. Otherwise they are read again by the next worker of this partition.
+                request until its seal. Otherwise they are read again by the next worker of this slot.
 
         Returns:
             The requests that were left unfinished.
@@ -148,7 +148,8 @@ class Intake:
                 await self._room.wait()
             try:
                 if not begun:
-                    await self._tracked.begin(self._partition)
+                    for partition in self._partitions:
+                        await self._tracked.begin(partition)
                     begun = True
                 elif time.monotonic() - checked >= _CHECK_SECONDS:
                     await self._keep_position()
@@ -170,8 +171,9 @@ class Intake:
     async def _keep_position(self) -> None:
         """Commit what is due. Where that fails, records are read on until the alarm is on."""
         try:
-            if await self._tracked.start_over_if_forgotten(self._partition):
-                log.warning("the broker has forgotten our position, reading from the start")
+            for partition in self._partitions:
+                if await self._tracked.start_over_if_forgotten(partition):
+                    log.warning("the broker has forgotten our position, reading from the start")
             await self._tracked.commit()
         except (KafkaError, TimeoutError) as error:
             log.warning("position not kept", extra={"error": type(error).__name__})

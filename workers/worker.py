@@ -99,8 +99,9 @@ class Worker:
         if slot is None:
             raise NoSlot(self._pool)
         self.slot = slot
-        partition = TopicPartition(self._topics.dispatch(self._pool), slot)
-        consumer.assign([partition])
+        topic = self._topics.dispatch(self._pool)
+        partitions = [TopicPartition(topic, number) for number in self._topics.partitions_of(slot)]
+        consumer.assign(partitions)
         give_up = max(5.0, 4 * streams.lease_ms / 1000)
         appending = RedisTokenStreams(self._append_redis, streams)
         writer = StreamWriter(appending, give_up_seconds=give_up)
@@ -149,7 +150,7 @@ class Worker:
 
         self._intake = Intake(
             consumer,
-            partition,
+            partitions,
             handle=take,
             reject=self._reject,
             preempt=preempt,

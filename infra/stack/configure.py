@@ -103,6 +103,7 @@ def effective_settings(base: Settings, addresses: Addresses, *, embedded_broker:
             "fetch_max_wait_ms": BROKER_FETCH_MAX_WAIT_MS,
             "doorbells": str(addresses.doorbells),
             "partitions": BROKER_PARTITIONS,
+            "worker_partitions": BROKER_PARTITIONS,
             "session_timeout_ms": BROKER_SESSION_TIMEOUT_MS,
             "stall_seconds": BROKER_STALL_SECONDS,
             "idempotent": False,

@@ -25,6 +25,7 @@ from infra.stream_redis import RedisTokenStreams
 from ..chat_request import ChatRequest
 from ..intake import PipelineIntake
 from .endpoints import ENDPOINTS
+from .entrance import Entrance
 from .ids import line_bytes
 from .line_outcome import MAX_ATTEMPTS, PASSING, is_cut_off, result_of
 from .lines import parse_line
@@ -59,8 +60,7 @@ class LineRunner:
 
     Args:
         settings: what is in force when it is called.
-        unmoderated: at most so many requests that moderation has not seen, so that a chat which comes
-            between them waits for few.
+        entrance: what a line is in until moderation has seen it.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class LineRunner:
         intake: PipelineIntake,
         streams: RedisTokenStreams,
         watch: SealWatch,
-        unmoderated: int,
+        entrance: Entrance,
     ) -> None:
         self._settings = settings
         self._intake = intake
         self._streams = streams
         self._watch = watch
-        self._unmoderated = asyncio.Semaphore(unmoderated)
+        self._entrance = entrance
         self._reads = asyncio.Semaphore(_READS)
 
     async def run(
@@ -175,7 +175,7 @@ class LineRunner:
         Raises:
             ApiError: a refusal that does not pass.
         """
-        async with self._unmoderated:
+        async with self._entrance.place():
             if running.ending.is_set():
                 return 0.0
             try:

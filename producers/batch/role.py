@@ -18,6 +18,7 @@ from infra.tasks import end_tasks
 from ..request_times import unix_ms
 from ..wiring import WiredIntake, make_intake
 from .batch_run import BatchServices
+from .entrance import Entrance
 from .line_runner import LineRunner
 from .runner import BatchRunner
 from .seal_watch import SealWatch
@@ -54,7 +55,11 @@ class BatchRunnerRole:
             storage=make_file_storage(settings.files),
             streams=self._streams,
             lines=LineRunner(
-                lambda: self._live.current, intake, self._streams, watch, settings.batch.unmoderated
+                lambda: self._live.current,
+                intake,
+                self._streams,
+                watch,
+                Entrance(settings.batch.unmoderated, settings.batch.entrance_share),
             ),
             slots=asyncio.Semaphore(settings.batch.in_flight),
             flush_seconds=settings.batch.flush_seconds,

@@ -21,7 +21,13 @@ from infra.stream_redis import request_id_of, stream_entry, stream_key
 
 from .plan import KEYS, MARKER
 
-_GAUGES = ("headrace_running", "headrace_readers", "headrace_sockets", "headrace_queue_depth")
+_GAUGES = (
+    "headrace_running",
+    "headrace_readers",
+    "headrace_sockets",
+    "headrace_queue_depth",
+    "headrace_batch_lines_running",
+)
 _SECRETS = re.compile("|".join([MARKER, *(re.escape(key) for key, _, _ in KEYS)]))
 #: How long the outcomes topic is read without anything new before it counts as read.
 _QUIET_SECONDS = 2.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from infra.stack.state import ProcessState, StackState
 
-ROLES = ("gateway", "edge", "moderation", "scheduler", "history", "worker")
+ROLES = ("gateway", "edge", "moderation", "scheduler", "history", "worker", "batch-runner")
 #: What is done, with its share. ``stop`` freezes the process and wakes it again.
 _ACTIONS = {"kill": 4, "term": 3, "stop": 3}
 #: Workers matter most: they are hit more often than the other roles.

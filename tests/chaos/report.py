@@ -36,6 +36,7 @@ class Report:
     pauses: dict[str, float] = field(default_factory=dict)
     reconnects: int = 0
     repeated_creates: int = 0
+    batch_lines: dict[str, int] = field(default_factory=dict)
     violations: list[Violation] = field(default_factory=list)
     trouble: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -59,6 +60,7 @@ class Report:
         ]
         for kind, row in sorted(self.by_kind.items()):
             lines.append("".join([f"{kind:<{width}}", *(f"{row.get(s, 0):>11}" for s in statuses)]))
+        lines += ["", *(f"{n} lines of batches in {kind} files" for kind, n in self.batch_lines.items())]
         total = sum(number for *_, number in self.faults)
         lines += ["", f"{total} faults ({self.faults_missed} found no target)"]
         lines += [f"  {target:<12}{action:<6}{number:>5}" for target, action, number in self.faults]

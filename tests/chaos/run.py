@@ -23,6 +23,7 @@ from infra.model_prep import model_dir
 from infra.settings import development
 from tests.stack_process import StackProcess
 
+from .batches import BatchClient
 from .checks import Rules, check
 from .clients import Client
 from .evidence import gather, settled
@@ -107,6 +108,9 @@ async def _on(stack: StackProcess, options: Options) -> Report:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         network = Network(state.url, state.ws_url, http)
         client = Client(network, calls, options.seed, options.patience_seconds)
+        batches = BatchClient(
+            network, options.seed, options.patience_seconds, simulated=options.engine == "sim"
+        )
         faults = plan_faults(
             options.seed,
             options.faults,
@@ -118,6 +122,7 @@ async def _on(stack: StackProcess, options: Options) -> Report:
         async with asyncio.TaskGroup() as group:
             group.create_task(injector.run(faults))
             group.create_task(_load(client, options))
+            group.create_task(batches.run(options.seconds))
     loaded = time.monotonic() - began
     await asyncio.to_thread(stack.wait_ready, options.patience_seconds)
     rules = Rules(
@@ -138,7 +143,8 @@ async def _on(stack: StackProcess, options: Options) -> Report:
         await redis_client.aclose()
     calls.sort(key=lambda call: call.plan.number)
     report = Report(options.seed, options.engine, loaded, took, len(calls))
-    report.violations = check(calls, evidence, rules)
+    report.violations = [*check(calls, evidence, rules), *batches.violations]
+    report.batch_lines = batches.ended
     report.pauses = {
         f"longest time until {name} was ready again": seconds
         for name, seconds in sorted(injector.recovery_seconds.items())

@@ -29,9 +29,14 @@ from .wire import (
 
 
 @asynccontextmanager
-async def _call(
+async def call(
     network: Network, method: str, path: str, key: str, **options: Any
 ) -> AsyncIterator[aiohttp.ClientResponse]:
+    """An HTTP call with a key.
+
+    Raises:
+        Cut: the connection is lost, or nothing comes.
+    """
     headers = {"Authorization": f"Bearer {key}"} | options.pop("headers", {})
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=8, sock_read=SILENCE_SECONDS)
     timeout = options.pop("timeout", timeout)
@@ -117,7 +122,7 @@ async def event_stream(
     """The event stream of a new request ``(body, idempotency key)``, or of ``(request id, after)``."""
     if create is not None:
         body, once = create
-        call = _call(
+        sent = call(
             network, "POST", "/v1/chat/completions", key, json=body, headers={"Idempotency-Key": once}
         )
     else:
@@ -125,8 +130,8 @@ async def event_stream(
         request_id, after = read
         headers = {"Last-Event-ID": str(after)} if after is not None else {}
         path = f"/v1/chat/completions/{request_id}?stream=true&include_usage=true"
-        call = _call(network, "GET", path, key, headers=headers)
-    async with call as response:
+        sent = call(network, "GET", path, key, headers=headers)
+    async with sent as response:
         try:
             yield EventStream(response)
         finally:
@@ -156,7 +161,7 @@ async def whole(
     if create is not None:
         method, path = "POST", "/v1/chat/completions"
         options |= {"json": create[0], "headers": {"Idempotency-Key": create[1]}}
-    async with _call(network, method, path, key, **options) as response:
+    async with call(network, method, path, key, **options) as response:
         told = response.headers.get("x-request-id")
         told = told if is_request_id(told) else None
         if response.status != 200:
@@ -170,6 +175,6 @@ async def cancel(network: Network, key: str, request_id: str) -> None:
     """Cancel over HTTP."""
     timeout = aiohttp.ClientTimeout(total=10)
     path = f"/v1/chat/completions/{request_id}/cancel"
-    async with _call(network, "POST", path, key, timeout=timeout) as response:
+    async with call(network, "POST", path, key, timeout=timeout) as response:
         if response.status != 200:
             await _refusal(response)

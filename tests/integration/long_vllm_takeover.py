@@ -10,9 +10,12 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
+from tests.integration.responses_scenario import resumed_after_all_died
 from tests.integration.takeover_bench import TOKENS, TakeoverBench, greedy, takeover_bench
+from tests.stack_process import PAID_KEY
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -52,6 +55,23 @@ async def test_every_way_to_sample_is_continued_exactly_or_fails_for_a_retry_I1_
         await _continued(bench, {"logprobs": True, "top_logprobs": 2, "repetition_penalty": 1.2})
         await _refused(bench, {"response_format": {"type": "json_object"}, "ignore_eos": False})
         await _refused(bench, {"n": 2})
+
+
+def test_a_background_response_is_resumed_to_the_text_of_an_uninterrupted_run_I1_E4(
+    tmp_path: Path,
+) -> None:
+    """Client, worker, gateway and edge die; in float32."""
+    with takeover_bench(tmp_path, "float32") as bench:
+        text = resumed_after_all_died(bench.stack, TOKENS, temperature=0.0)
+        client = openai.OpenAI(base_url=f"{bench.stack.url}/v1", api_key=PAID_KEY, timeout=120)
+        whole = client.responses.create(
+            model="default",
+            input="Tell me of the mill.",
+            max_output_tokens=TOKENS,
+            temperature=0,
+            extra_body={"ignore_eos": True},
+        )
+        assert text == whole.output_text
 
 
 async def _frozen_worker_that_wakes(bench: TakeoverBench) -> None:

@@ -15,7 +15,6 @@ from stages.scheduler_kafka import SchedulerRole
 from tests.chaos.expected import full_text
 from tests.integration.stage_bench import running
 from tests.integration.worker_bench import (
-    POOL,
     WorkerBench,
     WorkerProcess,
     eventually,
@@ -77,12 +76,7 @@ async def preempt(
     value = PreemptRecord(
         preempted_id=rid, attempt=attempt, worker_id=wish.get("worker_id", worker.worker_id)
     ).encode()
-    await bench.publisher.send(
-        bench.settings.kafka.topics.dispatch(POOL),
-        wish.get("value", value),
-        partition=worker.slot,
-        headers=list(PREEMPT_HEADERS),
-    )
+    await bench.raw(worker, wish.get("value", value), rid, list(PREEMPT_HEADERS))
 
 
 async def handed_over(bench: WorkerBench) -> list[str]:

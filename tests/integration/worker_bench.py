@@ -26,7 +26,7 @@ from contracts.stream_ids import DISPATCHED, MODERATED
 from contracts.tiers import QueueClass
 from contracts.worker_events import WorkerEvent
 from infra.embedded import die_with_parent
-from infra.kafka import Publisher, make_consumer
+from infra.kafka import Headers, Publisher, make_consumer
 from infra.settings import Settings
 from infra.stream_redis import RedisTokenStreams, connect
 from infra.topics import ensure_topics
@@ -125,11 +125,15 @@ class WorkerBench:
         )
 
     async def dispatch(self, worker: WorkerProcess, record: DispatchRecord) -> None:
-        await self.raw(worker, record.encode())
+        await self.raw(worker, record.encode(), record.request_id)
 
-    async def raw(self, worker: WorkerProcess, value: bytes) -> None:
-        topic = self.settings.kafka.topics.dispatch(POOL)
-        await self.publisher.send(topic, value, partition=worker.slot)
+    async def raw(
+        self, worker: WorkerProcess, value: bytes, request_id: str = "", headers: Headers | None = None
+    ) -> None:
+        topics = self.settings.kafka.topics
+        assert worker.slot is not None
+        partition = topics.partition_for(worker.slot, request_id)
+        await self.publisher.send(topics.dispatch(POOL), value, partition=partition, headers=headers)
 
     async def generate(self, worker: WorkerProcess, text: str, **sampling: Any) -> Reply:
         rid = await self.accept()

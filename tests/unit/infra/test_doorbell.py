@@ -128,17 +128,27 @@ async def test_a_ringer_does_not_wait_for_one_who_does_not_listen_any_more(
 
 
 class Client:
-    """A Kafka client whose broker's log of partition 0 ends at ``end``."""
+    """A Kafka client whose broker's log of each partition ends at ``end``."""
 
     def __init__(self, end: int) -> None:
         self.end = end
         self.waits_ms: list[int] = []
+        self.asked: list[list[int]] = []
 
     async def send(self, _node: object, request: Any) -> Any:
         self.waits_ms.append(request._max_wait_ms)
-        return SimpleNamespace(topics=[("requests", [(0, 0, self.end, -1, None, b"")])])
+        [(topic, those)] = request.topics
+        self.asked.append([partition for partition, *_ in those])
+        return SimpleNamespace(topics=[(topic, [(n, 0, self.end, -1, None, b"") for n, *_ in those])])
 
     async def close(self) -> None: ...
+
+
+async def _fetch(consumer: Any, *offsets: int) -> None:
+    """A fetch from these offsets of partitions 0, 1, …"""
+    wanted = [(partition, offset, 1 << 20) for partition, offset in enumerate(offsets)]
+    request = FetchRequest(3, 1, 1 << 20, 0, [("requests", wanted)])
+    await asyncio.wait_for(consumer._client.send(0, request), 10)
 
 
 async def test_what_is_known_to_be_there_is_fetched_at_once_and_with_patience(folder: Path) -> None:
@@ -146,15 +156,10 @@ async def test_what_is_known_to_be_there_is_fetched_at_once_and_with_patience(fo
     client = Client(end=7)
     consumer: Any = SimpleNamespace(_client=client, assignment=lambda: {_A})
     fetch_when_rung(consumer, folder)
-
-    async def fetch(offset: int) -> None:
-        request = FetchRequest(3, 1, 1 << 20, 0, [("requests", [(0, offset, 1 << 20)])])
-        await asyncio.wait_for(consumer._client.send(0, request), 10)
-
-    await fetch(5)  # of a new partition: at once
-    await fetch(5)
-    await fetch(6)
-    waiting = asyncio.ensure_future(fetch(7))
+    await _fetch(consumer, 5)  # of a new partition: at once
+    await _fetch(consumer, 5)
+    await _fetch(consumer, 6)
+    waiting = asyncio.ensure_future(_fetch(consumer, 7))
     await asyncio.wait({waiting}, timeout=_SHORT)
     assert not waiting.done()
     assert client.waits_ms == [3, 500, 500]
@@ -163,4 +168,25 @@ async def test_what_is_known_to_be_there_is_fetched_at_once_and_with_patience(fo
     await waiting
     assert client.waits_ms == [3, 500, 500, 3]
     ringer.close()
+    await consumer._client.close()
+
+
+async def test_only_partitions_that_may_have_something_are_fetched(
+    folder: Path, ringer: Ringer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(end=7)
+    consumer: Any = SimpleNamespace(_client=client, assignment=lambda: {_A, _B})
+    fetch_when_rung(consumer, folder)
+    await _fetch(consumer, 7, 7)
+    ringer.ring(_B)
+    await _fetch(consumer, 7, 7)
+    await _fetch(consumer, 6, 7)
+    waiting = asyncio.ensure_future(_fetch(consumer, 7, 7))
+    await asyncio.wait({waiting}, timeout=_SHORT)
+    ringer.ring(_B)
+    await waiting
+    assert client.asked == [[0, 1], [1], [0], [1]]
+    monkeypatch.setattr(doorbell, "UNRUNG_SECONDS", 0.0)
+    await _fetch(consumer, 7, 7)
+    assert client.asked[-1] == [0, 1]
     await consumer._client.close()

@@ -37,3 +37,17 @@ def test_a_smaller_record_limit_is_a_problem_and_an_unknown_one_is_not() -> None
         "topic p.requests takes records of 1000000 bytes (max.message.bytes), 8388608 are needed"
     ]
     assert topic_problems(_WANTED, _existing() | {"p.requests": Existing(8, None)}) == []
+
+
+def test_workers_share_no_partition_and_leave_none_out() -> None:
+    topics = Topics("p", worker_slots=5, worker_partitions=3)
+    (dispatch,) = (s for s in topics.specs(["default"]) if s.name == topics.dispatch("default"))
+    read = [partition for slot in range(5) for partition in topics.partitions_of(slot)]
+    assert read == list(range(dispatch.partitions))
+
+
+def test_a_request_has_one_partition_of_its_worker_s_and_requests_have_all() -> None:
+    topics = Topics("p", worker_slots=5, worker_partitions=3)
+    used = {topics.partition_for(2, f"chatcmpl-{n}") for n in range(100)}
+    assert used == set(topics.partitions_of(2))
+    assert topics.partition_for(2, "chatcmpl-1") == topics.partition_for(2, "chatcmpl-1")

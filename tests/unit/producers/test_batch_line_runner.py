@@ -15,6 +15,7 @@ from contracts.identity import Principal, is_request_id, make_request_id
 from contracts.stream_ids import ACCEPTED, MODERATED, SEAL, StreamId
 from contracts.tiers import FinishReason, Status
 from infra.settings import development
+from producers.batch.entrance import Entrance
 from producers.batch.ids import line_bytes
 from producers.batch.line_runner import FinishedLine, LineRunner
 from producers.batch.running import Running
@@ -82,7 +83,11 @@ class Rig:
     def __init__(self, pipeline: Pipeline) -> None:
         self.watch = SealWatch(cast(Any, pipeline))
         self.runner = LineRunner(
-            lambda: development("sim"), cast(Any, pipeline), cast(Any, pipeline), self.watch, 1
+            lambda: development("sim"),
+            cast(Any, pipeline),
+            cast(Any, pipeline),
+            self.watch,
+            Entrance(1, 1.0),
         )
         self.running = Running(asyncio.Semaphore(1))
 

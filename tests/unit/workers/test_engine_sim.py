@@ -15,7 +15,7 @@ from contracts.records import Sampling
 from contracts.sim_tokens import sim_token_ids
 from contracts.tiers import FinishReason
 from infra.settings import SimSettings
-from tests.unit.workers.virtual_time import run_in_virtual_time
+from tests.unit.virtual_time import run_in_virtual_time
 from workers.engine_sim import SimEngine
 from workers.errors import EngineDead, RequestFailed
 from workers.protocols import EngineRequest, TokenDelta

@@ -78,7 +78,7 @@ async def test_without_its_coordinator_a_worker_takes_no_more_and_goes_on_when_i
         raise AssertionError("there is nothing to handle")
 
     reading = Intake(
-        consumer, PARTITION, handle=never, reject=reject, preempt=never, limit=8, stall_seconds=0.2
+        consumer, [PARTITION], handle=never, reject=reject, preempt=never, limit=8, stall_seconds=0.2
     )
     running = asyncio.ensure_future(reading.run())
     try:
