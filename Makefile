@@ -2,6 +2,8 @@
 PYTHON ?= python3.11
 QUESTION ?= What is the capital of France?
 PYTEST_ARGS ?=
+# Half of the tests' time is waiting: files of tests run in so many processes at once.
+TEST_PROCESSES ?= 2
 
 BIN := .venv/bin
 ENGINE_BIN := .venv-engine/bin
@@ -36,7 +38,7 @@ down:  ## Stop what `make up` or `make demo` started elsewhere
 
 test: setup model  ## All tests
 	@infra/setup/test_tools.sh
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
 MINUTES ?= 15
 REQUESTS ?= 2000

@@ -29,7 +29,9 @@ LOOPBACK = "127.0.0.1"
 #: of a hop: p50 3.5 ms at 3, 4.6 at 5, 7.2 at 10, 28 at 50.
 BROKER_FETCH_MAX_WAIT_MS = 3
 #: A fetch takes it time in proportion to what the partition holds, so records are spread.
-BROKER_PARTITIONS = 8
+BROKER_PARTITIONS = 32
+#: Partitions cost a little too: most workers of a pool, unless more are asked for.
+BROKER_WORKER_SLOTS = 16
 #: It makes a consumer group wait about half of this at every join: measured from a member's SIGKILL to its
 #: successor's first record, 18 s at 10,000 ms, 11 at 6,000, 4.2 at 2,000; after a clean leave 5, 3 and 1.1.
 BROKER_SESSION_TIMEOUT_MS = 2_000

@@ -570,7 +570,7 @@ class BatchSettings(_Section):
     retention_seconds: int = Field(default=30 * 86_400, ge=60)
     in_flight: int = Field(default=32, ge=1)
     unmoderated: int = Field(default=2, ge=1)
-    entrance_share: float = Field(default=0.5, gt=0, le=1)
+    entrance_share: float = Field(default=0.25, gt=0, le=1)
     at_once: int = Field(default=16, ge=1)
     lease_seconds: float = Field(default=5.0, gt=0)
     flush_seconds: float = Field(default=1.0, gt=0)

@@ -7,7 +7,6 @@
 ``settings``      factory of settings on all of these: ``settings(streams={"lease_ms": 300})``
 ``module_settings``  the same for what the tests of a module share (module)
 ``sim_stack``     a whole ``headrace up --engine sim`` (session)
-``vllm_stack``    the same with vLLM and the real model (session)
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from infra.embedded import (
     embedded_redis,
 )
 from infra.settings import Settings, development, parse
-from tests.stack_process import StackProcess, engine_problem
+from tests.stack_process import StackProcess
 
 _databases = count(1)
 
@@ -102,16 +101,6 @@ def _settings_on(kafka: str, redis_url: str, topic_prefix: str) -> Callable[...,
 def sim_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackProcess]:
     with StackProcess(tmp_path_factory.mktemp("sim") / "data", "--engine", "sim") as stack:
         stack.wait_ready(60)
-        yield stack
-
-
-@pytest.fixture(scope="session")
-def vllm_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackProcess]:
-    problem = engine_problem()
-    if problem is not None:
-        pytest.fail(problem, pytrace=False)
-    with StackProcess(tmp_path_factory.mktemp("vllm") / "data", "--engine", "vllm") as stack:
-        stack.wait_ready(240)
         yield stack
 
 

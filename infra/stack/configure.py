@@ -11,6 +11,7 @@ from ..embedded import (
     BROKER_PARTITIONS,
     BROKER_SESSION_TIMEOUT_MS,
     BROKER_STALL_SECONDS,
+    BROKER_WORKER_SLOTS,
 )
 from ..model_prep import is_complete, model_dir
 from ..settings import BUILTIN_SIM, Settings, development, load, parse
@@ -94,16 +95,18 @@ def base_settings(options: UpOptions) -> Settings:
     return settings
 
 
-def effective_settings(base: Settings, addresses: Addresses, *, embedded_broker: bool) -> Settings:
-    """``base`` with this stack's addresses."""
+def effective_settings(base: Settings, addresses: Addresses, options: UpOptions) -> Settings:
+    """``base`` with this stack's addresses, and what its broker wants."""
     raw = base.model_dump(mode="json")
     raw["kafka"]["bootstrap"] = addresses.kafka
-    if embedded_broker:
+    if options.kafka is None:
         raw["kafka"] |= {
             "fetch_max_wait_ms": BROKER_FETCH_MAX_WAIT_MS,
             "doorbells": str(addresses.doorbells),
             "partitions": BROKER_PARTITIONS,
             "worker_partitions": BROKER_PARTITIONS,
+            # A killed worker's slot is taken for a while.
+            "worker_slots": max(BROKER_WORKER_SLOTS, 2 * options.workers),
             "session_timeout_ms": BROKER_SESSION_TIMEOUT_MS,
             "stall_seconds": BROKER_STALL_SECONDS,
             "idempotent": False,

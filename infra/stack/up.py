@@ -115,7 +115,7 @@ class _Run:
         self._supervisor: Supervisor | None = None
 
     def _effective(self, base: Settings) -> Settings:
-        return effective_settings(base, self._addresses, embedded_broker=self._options.kafka is None)
+        return effective_settings(base, self._addresses, self._options)
 
     async def run(self) -> int:
         self._listen_to_signals()

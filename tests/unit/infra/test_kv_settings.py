@@ -66,14 +66,14 @@ def _where(cache: str | None) -> Addresses:
 
 def test_workers_are_told_where_the_stack_s_cache_is() -> None:
     base = with_kv(enabled=True, memory_mib=64)
-    settings = effective_settings(base, _where(CACHE_URL), embedded_broker=True)
+    settings = effective_settings(base, _where(CACHE_URL), UpOptions(Path("data")))
     assert settings.kv == base.kv.model_copy(update={"redis_url": CACHE_URL})
     assert settings.redis.url != settings.kv.redis_url
 
 
 def test_a_cache_of_one_s_own_stays() -> None:
     base = with_kv(enabled=True, redis_url=OWN_URL)
-    assert effective_settings(base, _where(None), embedded_broker=True).kv == base.kv
+    assert effective_settings(base, _where(None), UpOptions(Path("data"))).kv == base.kv
 
 
 @pytest.mark.parametrize(

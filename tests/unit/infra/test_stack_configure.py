@@ -73,8 +73,9 @@ def test_an_unknown_key_of_the_file_is_named(tmp_path: Path) -> None:
 
 
 def test_roles_get_this_stack_s_addresses_and_their_own_drain_times(tmp_path: Path) -> None:
-    base = base_settings(UpOptions(tmp_path, engine="sim"))
-    settings = effective_settings(base, _WHERE, embedded_broker=True)
+    options = UpOptions(tmp_path, engine="sim")
+    base = base_settings(options)
+    settings = effective_settings(base, _WHERE, options)
     assert (settings.http.port, settings.edge.port) == (8100, 8101)
     assert (settings.kafka.bootstrap, settings.redis.url) == ("127.0.0.1:9", "redis://127.0.0.1:7/0")
     assert settings.kafka.fetch_max_wait_ms == BROKER_FETCH_MAX_WAIT_MS
@@ -83,17 +84,27 @@ def test_roles_get_this_stack_s_addresses_and_their_own_drain_times(tmp_path: Pa
     assert settings.worker.drain_seconds == base.worker.drain_seconds
 
 
+def test_each_worker_of_a_large_pool_finds_a_slot_though_all_were_killed_just_now(
+    tmp_path: Path,
+) -> None:
+    options = UpOptions(tmp_path, engine="sim", workers=40)
+    assert effective_settings(base_settings(options), _WHERE, options).kafka.worker_slots == 80
+
+
 def test_a_kafka_of_one_s_own_keeps_its_fetch_wait(tmp_path: Path) -> None:
-    base = base_settings(UpOptions(tmp_path, engine="sim"))
-    settings = effective_settings(base, _WHERE, embedded_broker=False)
+    options = UpOptions(tmp_path, engine="sim", kafka="127.0.0.1:9")
+    base = base_settings(options)
+    settings = effective_settings(base, _WHERE, options)
     assert settings.kafka.fetch_max_wait_ms == base.kafka.fetch_max_wait_ms
+    assert settings.kafka.partitions == base.kafka.partitions
+    assert settings.kafka.worker_partitions == 1
     assert settings.kafka.doorbells is None
     assert settings.kafka.idempotent is None
 
 
 def test_written_settings_are_read_back_the_same(tmp_path: Path) -> None:
-    base = base_settings(UpOptions(tmp_path, engine="sim"))
-    settings = effective_settings(base, _WHERE, embedded_broker=True)
+    options = UpOptions(tmp_path, engine="sim")
+    settings = effective_settings(base_settings(options), _WHERE, options)
     path = tmp_path / "settings.json"
     path.write_text(settings.model_dump_json())
     assert load(path) == settings
