@@ -93,7 +93,7 @@ class Doorbell:
         for partition in partitions - self._bells.keys():
             self._hang(partition)
 
-    async def wait(self, partitions: Set[Partition]) -> Set[Partition]:
+    async def wait(self, partitions: Set[Partition]) -> set[Partition]:
         """Those of ``partitions`` that were rung for, once one was; all of them after a while.
 
         One that was rung for need not be among them: a consumer leaves out of a fetch what it still has
@@ -102,10 +102,10 @@ class Doorbell:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(UNRUNG_SECONDS):
                 await self._heard.wait()
-        return self.rung(partitions) or partitions
+        return self.rung(partitions) or set(partitions)
 
-    def rung(self, partitions: Set[Partition]) -> Set[Partition]:
-        """Those that were rung for since they were last asked about."""
+    def rung(self, partitions: Set[Partition]) -> set[Partition]:
+        """Those of ``partitions`` that were rung for since they were last asked about."""
         found = self._rung & partitions
         self._silence(found)
         return found
@@ -163,7 +163,7 @@ def fetch_when_rung(consumer: AIOKafkaConsumer, folder: Path) -> None:
             return await send(node, request, **options)
         doorbell.listen(consumer.assignment())
         wanted = {(topic, p[0]): p[1] for topic, those in request.topics for p in those}
-        behind = {partition for partition, offset in wanted.items() if offset < ends.get(partition, 0)}
+        behind = {partition for partition in wanted if wanted[partition] < ends.get(partition, 0)}
         if behind:
             assert isinstance(request._max_wait_ms, int)
             request._max_wait_ms = _PATIENT_MS
