@@ -11,7 +11,7 @@ that is lost costs :data:`UNRUNG_SECONDS`.
 The embedded broker lists a partition's log for every fetch, and gives up when the fetch's wait is over: in a
 log of some thousand records a short fetch finds nothing, though records are there. It says where the log ends
 all the same. So a consumer that knows of more than it has fetches at once, and with patience. Every partition
-of a fetch costs the broker time, so only those are asked for which were rung for or are known to have more.
+of a fetch costs the broker time, so most fetches ask for those which were rung for or are known to have more.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import os
 import socket
 import zlib
@@ -29,7 +30,7 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer
 from aiokafka.protocol.fetch import FetchRequest
 
-#: A consumer that nobody rings for fetches as often.
+#: Every partition is asked for as often, rung for or not.
 UNRUNG_SECONDS = 0.25
 
 #: Wait of a fetch for records that are known to be there.
@@ -94,15 +95,15 @@ class Doorbell:
             self._hang(partition)
 
     async def wait(self, partitions: Set[Partition]) -> set[Partition]:
-        """Those of ``partitions`` that were rung for, once one was; all of them after a while.
+        """Those of ``partitions`` that were rung for, once one was, or after a while.
 
         One that was rung for need not be among them: a consumer leaves out of a fetch what it still has
-        records of, and must come back for it, so that ring stays; and what there is to fetch is not known.
+        records of, and must come back for it, so that ring stays.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(UNRUNG_SECONDS):
                 await self._heard.wait()
-        return self.rung(partitions) or set(partitions)
+        return self.rung(partitions)
 
     def rung(self, partitions: Set[Partition]) -> set[Partition]:
         """Those of ``partitions`` that were rung for since they were last asked about."""
@@ -157,8 +158,10 @@ def fetch_when_rung(consumer: AIOKafkaConsumer, folder: Path) -> None:
     assert callable(close)
     doorbell = Doorbell(folder)
     ends: dict[Partition, int] = {}
+    all_asked_at = -math.inf
 
     async def send_when_rung(node: Any, request: Any, **options: Any) -> Any:
+        nonlocal all_asked_at
         if not isinstance(request, FetchRequest):
             return await send(node, request, **options)
         doorbell.listen(consumer.assignment())
@@ -170,9 +173,14 @@ def fetch_when_rung(consumer: AIOKafkaConsumer, folder: Path) -> None:
             asked = behind | doorbell.rung(wanted.keys())
         else:
             asked = await doorbell.wait(wanted.keys())
+        now = asyncio.get_running_loop().time()
+        if not asked or now - all_asked_at >= UNRUNG_SECONDS:
+            asked, all_asked_at = set(wanted), now
         assert isinstance(request._topics, list)
         request._topics = [
-            (topic, [p for p in those if (topic, p[0]) in asked]) for topic, those in request.topics
+            (topic, kept)
+            for topic, those in request.topics
+            if (kept := [p for p in those if (topic, p[0]) in asked])
         ]
         response = await send(node, request, **options)
         for topic, those in response.topics:
