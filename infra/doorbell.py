@@ -5,13 +5,12 @@ fetch's wait, so quick hops need hundreds of fetches a second and consumer, near
 than half a core for an idle pipeline. Instead a producer rings once its record is acknowledged, and a
 consumer fetches when it was rung for.
 
-A ring is an empty datagram to a socket in a folder that all processes of the machine share. It is a hint: one
-that is lost costs :data:`UNRUNG_SECONDS`.
+A ring is a datagram with the record's offset to a socket in a folder that all processes of the machine share.
+It is a hint: one that is lost costs :data:`UNRUNG_SECONDS`.
 
-The embedded broker lists a partition's log for every fetch, and gives up when the fetch's wait is over: in a
-log of some thousand records a short fetch finds nothing, though records are there. It says where the log ends
-all the same. So a consumer that knows of more than it has fetches at once, and with patience. Every partition
-of a fetch costs the broker time, so most fetches ask for those which were rung for or are known to have more.
+The embedded broker lists a partition's log for every fetch that finds something, and gives up when the
+fetch's wait is over: in a log of some thousand records a short fetch finds nothing, though records are there.
+So what a ring, or an earlier answer, says to be there is fetched with patience, and nothing else with it.
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ import itertools
 import math
 import os
 import socket
+import struct
 import zlib
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ UNRUNG_SECONDS = 0.25
 
 #: Wait of a fetch for records that are known to be there.
 _PATIENT_MS = 500
+_OFFSET = struct.Struct("!q")
 #: Topic and number.
 Partition = tuple[str, int]
 
@@ -55,8 +56,8 @@ class Ringer:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
 
-    def ring(self, partition: Partition) -> None:
-        """Wake who listens for the partition. Never fails and never waits."""
+    def ring(self, partition: Partition, offset: int) -> None:
+        """Tell who listens for the partition of a record. Never fails and never waits."""
         door = _door(self._folder, partition)
         try:
             bells = os.listdir(door)
@@ -65,7 +66,7 @@ class Ringer:
         for bell in bells:
             path = door / bell
             try:
-                self._socket.sendto(b"", str(path))
+                self._socket.sendto(_OFFSET.pack(offset), str(path))
             except BlockingIOError:
                 pass  # it has been rung often enough
             except ConnectionRefusedError:
@@ -79,37 +80,37 @@ class Ringer:
 
 
 class Doorbell:
-    """The consumer's side: which of its partitions were rung for."""
+    """The consumer's side: where the logs of its partitions end, as far as it was told.
+
+    Attributes:
+        ends: the end of each partition's log; none of a partition about which nothing is known.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._rung: set[Partition] = set()
+        self.ends: dict[Partition, int] = {}
         self._heard = asyncio.Event()
         self._bells: dict[Partition, tuple[socket.socket, Path]] = {}
 
     def listen(self, partitions: Set[Partition]) -> None:
-        """Be rung for these, and no others. A new one counts as rung: something may have come before."""
+        """Be rung for these, and no others."""
         for partition in self._bells.keys() - partitions:
             self._unhang(partition)
         for partition in partitions - self._bells.keys():
             self._hang(partition)
 
-    async def wait(self, partitions: Set[Partition]) -> set[Partition]:
-        """Those of ``partitions`` that were rung for, once one was, or after a while.
+    def behind(self, positions: Mapping[Partition, int]) -> set[Partition]:
+        """The partitions that have more than these positions."""
+        return {p for p, position in positions.items() if position < self.ends.get(p, position)}
 
-        One that was rung for need not be among them: a consumer leaves out of a fetch what it still has
-        records of, and must come back for it, so that ring stays.
-        """
+    async def wait(self, positions: Mapping[Partition, int]) -> set[Partition]:
+        """:meth:`behind`, once there are any; none after a while."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(UNRUNG_SECONDS):
-                await self._heard.wait()
-        return self.rung(partitions)
-
-    def rung(self, partitions: Set[Partition]) -> set[Partition]:
-        """Those of ``partitions`` that were rung for since they were last asked about."""
-        found = self._rung & partitions
-        self._silence(found)
-        return found
+                while not self.behind(positions):
+                    self._heard.clear()
+                    await self._heard.wait()
+        return self.behind(positions)
 
     def close(self) -> None:
         """Hear no more."""
@@ -124,27 +125,20 @@ class Doorbell:
         bell.bind(str(path))
         asyncio.get_running_loop().add_reader(bell, self._hear, partition, bell)
         self._bells[partition] = (bell, path)
-        self._rung.add(partition)
-        self._heard.set()
+        self.ends.pop(partition, None)
 
     def _unhang(self, partition: Partition) -> None:
         bell, path = self._bells.pop(partition)
         asyncio.get_running_loop().remove_reader(bell)
         bell.close()
         path.unlink(missing_ok=True)
-        self._silence({partition})
 
     def _hear(self, partition: Partition, bell: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError):
             while True:
-                bell.recv(1)
-                self._rung.add(partition)
+                (offset,) = _OFFSET.unpack(bell.recv(_OFFSET.size))
+                self.ends[partition] = offset + 1
                 self._heard.set()
-
-    def _silence(self, partitions: Set[Partition]) -> None:
-        self._rung -= partitions
-        if not self._rung:
-            self._heard.clear()
 
 
 def fetch_when_rung(consumer: AIOKafkaConsumer, folder: Path) -> None:
@@ -157,34 +151,36 @@ def fetch_when_rung(consumer: AIOKafkaConsumer, folder: Path) -> None:
     assert callable(send)
     assert callable(close)
     doorbell = Doorbell(folder)
-    ends: dict[Partition, int] = {}
     all_asked_at = -math.inf
 
     async def send_when_rung(node: Any, request: Any, **options: Any) -> Any:
         nonlocal all_asked_at
         if not isinstance(request, FetchRequest):
             return await send(node, request, **options)
+        loop = asyncio.get_running_loop()
         doorbell.listen(consumer.assignment())
-        wanted = {(topic, p[0]): p[1] for topic, those in request.topics for p in those}
-        behind = {partition for partition in wanted if wanted[partition] < ends.get(partition, 0)}
+        positions = {(topic, p[0]): p[1] for topic, those in request.topics for p in those}
+        ask_all = bool(positions.keys() - doorbell.ends) or loop.time() - all_asked_at >= UNRUNG_SECONDS
+        behind = doorbell.behind(positions) if ask_all else await doorbell.wait(positions)
         if behind:
             assert isinstance(request._max_wait_ms, int)
             request._max_wait_ms = _PATIENT_MS
-            asked = behind | doorbell.rung(wanted.keys())
+        if behind and not ask_all:
+            assert isinstance(request._topics, list)
+            request._topics = [
+                (topic, kept)
+                for topic, those in request.topics
+                if (kept := [p for p in those if (topic, p[0]) in behind])
+            ]
         else:
-            asked = await doorbell.wait(wanted.keys())
-        now = asyncio.get_running_loop().time()
-        if not asked or now - all_asked_at >= UNRUNG_SECONDS:
-            asked, all_asked_at = set(wanted), now
-        assert isinstance(request._topics, list)
-        request._topics = [
-            (topic, kept)
-            for topic, those in request.topics
-            if (kept := [p for p in those if (topic, p[0]) in asked])
-        ]
+            all_asked_at = loop.time()
+        known = dict(doorbell.ends)
         response = await send(node, request, **options)
         for topic, those in response.topics:
-            ends.update({(topic, partition): end for partition, _error, end, *_ in those})
+            for number, _error, end, *_ in those:
+                # A ring meanwhile may be of a record that came after the broker had looked.
+                if doorbell.ends.get((topic, number)) == known.get((topic, number)):
+                    doorbell.ends[topic, number] = end
         return response
 
     async def close_all() -> None:

@@ -145,7 +145,7 @@ class Publisher:
         except (KafkaError, TimeoutError, AssertionError) as error:
             raise PublishError(f"{topic}: {type(error).__name__}") from error
         if self._ringer is not None:
-            self._ringer.ring((topic, stored.partition))
+            self._ringer.ring((topic, stored.partition), stored.offset)
 
     async def dead_letter(
         self, deadletter_topic: str, stage: str, record: ConsumerRecord, error: RecordError

@@ -22,7 +22,7 @@ Positions = Callable[[], Awaitable[Mapping[Partition, int | None]]]
 #: Reads the ends of the partitions' logs.
 Ends = Callable[[Iterable[Partition]], Awaitable[Mapping[Partition, int]]]
 
-_LOOKS_PER_PATIENCE = 5
+_LOOKS_PER_PATIENCE = 2
 _LOOK_SECONDS = 5.0
 
 

@@ -12,12 +12,14 @@
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from schemathesis.pytest.plugin import SchemathesisFunction
 
 from infra.embedded import (
     BROKER_FETCH_MAX_WAIT_MS,
@@ -29,6 +31,16 @@ from infra.settings import Settings, development, parse
 from tests.stack_process import StackProcess
 
 _databases = count(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each item an id of its own: pytest-xdist runs one of those that share one, and says nothing."""
+    for item in items:
+        if isinstance(item, SchemathesisFunction):  # one for each operation of the API
+            item._id = item.id.with_params(item.operation_label)
+    repeated = [node_id for node_id, times in Counter(i.nodeid for i in items).items() if times > 1]
+    if repeated:
+        raise pytest.UsageError(f"several tests are called {', '.join(repeated)}")
 
 
 def _empty_database(redis_server: str) -> str:

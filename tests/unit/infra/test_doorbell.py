@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -44,75 +44,76 @@ def _sockets(folder: Path) -> list[Path]:
 
 
 async def _listening(folder: Path, *partitions: Partition) -> Doorbell:
-    """A doorbell that has answered what a new one takes for rung."""
+    """A doorbell of logs that are known to be empty."""
     doorbell = Doorbell(folder)
     doorbell.listen(set(partitions))
-    await doorbell.wait(set(partitions))
+    doorbell.ends |= dict.fromkeys(partitions, 0)
     return doorbell
 
 
-async def _rang(doorbell: Doorbell, *partitions: Partition, within: float = 10.0) -> bool:
-    """Whether a wait that begins now ends within so many seconds."""
-    waiting = asyncio.ensure_future(doorbell.wait(set(partitions)))
+async def _rang(
+    doorbell: Doorbell, positions: dict[Partition, int], within: float = 10.0
+) -> set[Partition] | None:
+    """What a wait that begins now says; None = it does not end within so many seconds."""
+    waiting = asyncio.ensure_future(doorbell.wait(positions))
     await asyncio.wait({waiting}, timeout=within)
-    ended = waiting.done()
+    found = waiting.result() if waiting.done() else None
     waiting.cancel()
-    return ended
+    return found
 
 
-async def test_a_ring_wakes_all_who_listen_and_only_once(folder: Path, ringer: Ringer) -> None:
+async def test_a_ring_tells_all_who_listen_of_a_record_until_they_have_it(
+    folder: Path, ringer: Ringer
+) -> None:
     bells = [await _listening(folder, _A), await _listening(folder, _A)]
-    ringer.ring(_A)
-    assert [await _rang(bell, _A) for bell in bells] == [True, True]
-    assert not await _rang(bells[0], _A, within=_SHORT)
+    ringer.ring(_A, 6)
     for bell in bells:
+        assert await _rang(bell, {_A: 6}) == {_A}
+        assert await _rang(bell, {_A: 6}) == {_A}
+        assert await _rang(bell, {_A: 7}, within=_SHORT) is None
         bell.close()
 
 
 async def test_a_ring_for_another_partition_is_not_heard(folder: Path, ringer: Ringer) -> None:
     bell = await _listening(folder, _A)
-    ringer.ring(_B)
-    assert not await _rang(bell, _A, within=_SHORT)
+    ringer.ring(_B, 0)
+    assert await _rang(bell, {_A: 0}, within=_SHORT) is None
     bell.close()
 
 
-async def test_a_ring_that_a_fetch_left_out_is_kept_for_the_next(folder: Path, ringer: Ringer) -> None:
-    bell = await _listening(folder, _A, _B)
-    ringer.ring(_A)
-    assert await _rang(bell, _B)
-    assert await _rang(bell, _A, _B)
-    assert not await _rang(bell, _A, _B, within=_SHORT)
-    bell.close()
-
-
-async def test_a_ring_for_a_partition_that_was_taken_away_is_forgotten(
+async def test_a_ring_that_a_fetch_left_out_wakes_nobody_and_is_kept_for_the_next(
     folder: Path, ringer: Ringer
 ) -> None:
     bell = await _listening(folder, _A, _B)
-    ringer.ring(_A)
-    assert await _rang(bell, _B)
-    bell.listen({_B})
-    assert not await _rang(bell, _B, within=_SHORT)
+    ringer.ring(_A, 0)
+    assert await _rang(bell, {_B: 0}, within=_SHORT) is None
+    assert await _rang(bell, {_A: 0, _B: 0}) == {_A}
     bell.close()
 
 
-async def test_a_new_partition_is_fetched_at_once(folder: Path) -> None:
-    bell = await _listening(folder, _A)
+async def test_nothing_is_known_of_a_partition_that_was_taken_away_and_came_back(
+    folder: Path, ringer: Ringer
+) -> None:
+    bell = await _listening(folder, _A, _B)
+    ringer.ring(_A, 9)
+    assert await _rang(bell, {_A: 3}) == {_A}
+    bell.listen({_B})
+    assert len(_sockets(folder)) == 1
     bell.listen({_A, _B})
-    assert await _rang(bell, _A, _B)
+    assert bell.ends.keys() == {_B}
     bell.close()
 
 
 async def test_ringing_where_nobody_listens_or_somebody_died_is_harmless(
     folder: Path, ringer: Ringer
 ) -> None:
-    ringer.ring(_A)
+    ringer.ring(_A, 0)
     bell = await _listening(folder, _A)
     (path,) = _sockets(folder)
     bell.close()
     assert not _sockets(folder)
     os.mknod(path)  # what a killed process leaves: a name that nobody answers
-    ringer.ring(_A)
+    ringer.ring(_A, 0)
     assert not path.exists()
 
 
@@ -121,9 +122,9 @@ async def test_a_ringer_does_not_wait_for_one_who_does_not_listen_any_more(
 ) -> None:
     """A frozen consumer's socket fills up."""
     bell = await _listening(folder, _A)
-    for _ in range(10_000):
-        ringer.ring(_A)
-    assert await _rang(bell, _A)
+    for offset in range(10_000):
+        ringer.ring(_A, offset)
+    assert await _rang(bell, {_A: 0}) == {_A}
     bell.close()
 
 
@@ -134,59 +135,106 @@ class Client:
         self.end = end
         self.waits_ms: list[int] = []
         self.asked: list[list[int]] = []
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
     async def send(self, _node: object, request: Any) -> Any:
         self.waits_ms.append(request._max_wait_ms)
         [(topic, those)] = request.topics
         self.asked.append([partition for partition, *_ in those])
-        return SimpleNamespace(topics=[(topic, [(n, 0, self.end, -1, None, b"") for n, *_ in those])])
+        end = self.end
+        await self.may_answer.wait()
+        return SimpleNamespace(topics=[(topic, [(n, 0, end, -1, None, b"") for n, *_ in those])])
 
     async def close(self) -> None: ...
 
 
-async def _fetch(consumer: Any, *offsets: int) -> None:
-    """A fetch from these offsets of partitions 0, 1, …"""
-    wanted = [(partition, offset, 1 << 20) for partition, offset in enumerate(offsets)]
-    request = FetchRequest(3, 1, 1 << 20, 0, [("requests", wanted)])
-    await asyncio.wait_for(consumer._client.send(0, request), 10)
+class Reader:
+    """A consumer of partitions 0 and 1 that fetches when rung for."""
+
+    def __init__(self, folder: Path, end: int) -> None:
+        self.client = Client(end)
+        self._consumer: Any = SimpleNamespace(_client=self.client, assignment=lambda: {_A, _B})
+        fetch_when_rung(self._consumer, folder)
+
+    async def fetch(self, *offsets: int) -> None:
+        """A fetch from these offsets of partitions 0, 1, …"""
+        wanted = [(partition, offset, 1 << 20) for partition, offset in enumerate(offsets)]
+        request = FetchRequest(3, 1, 1 << 20, 0, [("requests", wanted)])
+        await asyncio.wait_for(self._consumer._client.send(0, request), 10)
+
+    async def close(self) -> None:
+        await self._consumer._client.close()
 
 
-async def test_what_is_known_to_be_there_is_fetched_at_once_and_with_patience(folder: Path) -> None:
-    """A log so long that a short fetch comes back without its records, but with its end."""
-    client = Client(end=7)
-    consumer: Any = SimpleNamespace(_client=client, assignment=lambda: {_A})
-    fetch_when_rung(consumer, folder)
-    await _fetch(consumer, 5)  # of a new partition: at once
-    await _fetch(consumer, 5)
-    await _fetch(consumer, 6)
-    waiting = asyncio.ensure_future(_fetch(consumer, 7))
-    await asyncio.wait({waiting}, timeout=_SHORT)
-    assert not waiting.done()
-    assert client.waits_ms == [3, 500, 500]
-    ringer = Ringer(folder)
-    ringer.ring(_A)
-    await waiting
-    assert client.waits_ms == [3, 500, 500, 3]
-    ringer.close()
-    await consumer._client.close()
+@pytest.fixture
+async def reader(folder: Path) -> AsyncIterator[Reader]:
+    it = Reader(folder, 7)
+    yield it
+    await it.close()
 
 
-async def test_only_partitions_that_may_have_something_are_fetched(
-    folder: Path, ringer: Ringer, monkeypatch: pytest.MonkeyPatch
+async def _waits(fetching: asyncio.Future[None]) -> bool:
+    await asyncio.wait({fetching}, timeout=_SHORT)
+    return not fetching.done()
+
+
+async def test_what_is_known_to_be_there_is_fetched_at_once_alone_and_with_patience(
+    reader: Reader, ringer: Ringer
 ) -> None:
-    client = Client(end=7)
-    consumer: Any = SimpleNamespace(_client=client, assignment=lambda: {_A, _B})
-    fetch_when_rung(consumer, folder)
-    await _fetch(consumer, 7, 7)
-    ringer.ring(_B)
-    await _fetch(consumer, 7, 7)
-    await _fetch(consumer, 6, 7)
-    waiting = asyncio.ensure_future(_fetch(consumer, 7, 7))
-    await asyncio.wait({waiting}, timeout=_SHORT)
-    ringer.ring(_B)
-    await waiting
-    assert client.asked == [[0, 1], [1], [0], [1]]
+    """A log so long that a short fetch comes back without its records, but with its end."""
+    await reader.fetch(5, 7)  # of new partitions: at once, and all of them
+    await reader.fetch(5, 7)
+    await reader.fetch(7, 6)
+    fetching = asyncio.ensure_future(reader.fetch(7, 7))
+    assert await _waits(fetching)
+    ringer.ring(_B, 7)
+    await fetching
+    assert reader.client.waits_ms == [3, 500, 500, 500]
+    assert reader.client.asked == [[0, 1], [0], [1], [1]]
+
+
+async def test_a_ring_for_what_has_been_fetched_is_no_reason_to_fetch(
+    reader: Reader, ringer: Ringer
+) -> None:
+    await reader.fetch(7, 7)
+    ringer.ring(_A, 6)
+    fetching = asyncio.ensure_future(reader.fetch(7, 7))
+    assert await _waits(fetching)
+    fetching.cancel()
+
+
+async def test_an_answer_that_was_under_way_does_not_hide_a_record_that_came_after_it(
+    reader: Reader, ringer: Ringer
+) -> None:
+    await reader.fetch(7, 7)
+    ringer.ring(_A, 7)
+    reader.client.may_answer.clear()
+    fetching = asyncio.ensure_future(reader.fetch(7, 7))
+    assert await _waits(fetching)
+    ringer.ring(_A, 8)
+    assert await _waits(fetching)
+    reader.client.may_answer.set()
+    await fetching
+    await reader.fetch(8, 7)
+    assert reader.client.asked[1:] == [[0], [0]]
+
+
+async def test_a_broker_that_has_forgotten_its_log_is_believed(reader: Reader) -> None:
+    await reader.fetch(5, 7)
+    reader.client.end = 0
+    await reader.fetch(5, 7)
+    fetching = asyncio.ensure_future(reader.fetch(5, 7))
+    assert await _waits(fetching)
+    fetching.cancel()
+
+
+async def test_all_partitions_are_asked_for_now_and_then_whatever_was_rung_for(
+    reader: Reader, ringer: Ringer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await reader.fetch(7, 7)
     monkeypatch.setattr(doorbell, "UNRUNG_SECONDS", 0.0)
-    await _fetch(consumer, 7, 7)
-    assert client.asked[-1] == [0, 1]
-    await consumer._client.close()
+    await reader.fetch(7, 7)
+    await reader.fetch(6, 7)
+    assert reader.client.asked == [[0, 1], [0, 1], [0, 1]]
+    assert reader.client.waits_ms == [3, 3, 500]
