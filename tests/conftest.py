@@ -18,6 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from schemathesis.pytest.plugin import SchemathesisFunction
 
@@ -31,6 +32,10 @@ from infra.settings import Settings, development, parse
 from tests.stack_process import StackProcess
 
 _databases = count(1)
+
+# Nothing here depends on how fast a machine is, and several processes may share it.
+hypothesis.settings.register_profile("headrace", deadline=None)
+hypothesis.settings.load_profile("headrace")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

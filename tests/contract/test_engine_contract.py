@@ -40,11 +40,11 @@ def vllm_results() -> dict[str, str | None]:
     port = free_port()
     redis = json.dumps(cache_command(port, 512).argv)
     module = "tests.contract.engine_checks"
-    return run_in_engine(module, str(model_dir()), redis, str(port), seconds=400)
+    return run_in_engine(module, str(model_dir()), redis, str(port), seconds=900)
 
 
 @pytest.mark.vllm
-@pytest.mark.timeout(450)
+@pytest.mark.timeout(960)
 @pytest.mark.parametrize("name", [*CHECKS, *TIER_CHECKS, *OFFLOAD_CHECKS])
 def test_vllm(vllm_results: dict[str, str | None], name: str) -> None:
     assert vllm_results[name] is None, vllm_results[name]

@@ -21,7 +21,7 @@ LINES = 200
 
 def test_a_batch_whose_runner_is_killed_twice_K13_K14(tmp_path: Path) -> None:
     settings = development("sim").model_dump(mode="json")
-    settings["batch"] |= {"lease_seconds": 1.0, "flush_seconds": 0.2}
+    settings["batch"] |= {"lease_seconds": 1.0, "flush_seconds": 0.2, "entrance_share": 1.0}
     config = tmp_path / "config.json"
     config.write_text(json.dumps(settings))
     options = ("--engine", "sim", "--sim-ttft-ms", "200", "--config", str(config))
@@ -37,7 +37,7 @@ def test_a_batch_whose_runner_is_killed_twice_K13_K14(tmp_path: Path) -> None:
             return counts.completed if counts is not None else 0
 
         for part in (1, LINES // 2):
-            eventually(lambda part=part: done() >= part, 20, f"{part} lines are done")
+            eventually(lambda part=part: done() >= part, 40, f"{part} lines are done")
             victim = stack.process_state("batch-runner").pid
             assert victim is not None
             os.kill(victim, signal.SIGKILL)
@@ -46,7 +46,7 @@ def test_a_batch_whose_runner_is_killed_twice_K13_K14(tmp_path: Path) -> None:
                 10,
                 "another runner",
             )
-        eventually(lambda: client.batches.retrieve(batch.id).status in FINAL, 30, "the end")
+        eventually(lambda: client.batches.retrieve(batch.id).status in FINAL, 60, "the end")
         batch = client.batches.retrieve(batch.id)
         assert (batch.status, batch.error_file_id) == ("completed", None)
         assert batch.request_counts is not None

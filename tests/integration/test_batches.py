@@ -27,7 +27,7 @@ RESPONSES = "/v1/responses"
 def system(
     module_settings: Callable[..., Settings], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[BatchSystem]:
-    quick = {"lease_seconds": 1.0, "flush_seconds": 0.05, "in_flight": 4}
+    quick = {"lease_seconds": 1.0, "flush_seconds": 0.05, "in_flight": 4, "entrance_share": 1.0}
     folder = tmp_path_factory.mktemp("files")
     with batch_system(module_settings(files={"url": str(folder)}, batch=quick)) as running:
         yield running

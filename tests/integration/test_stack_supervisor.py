@@ -138,17 +138,14 @@ while not (asked and os.path.exists("go")):
 """
 
 
-def _draining_unit(tmp_path: Path, listener: socket.socket | None) -> Unit:
+def _draining_unit(supervisor: Supervisor, tmp_path: Path, listener: socket.socket | None) -> Unit:
     code = f"import os; os.chdir({str(tmp_path)!r})\n{DRAINS}"
 
-    def look() -> str | None:
-        up = sorted(tmp_path.glob("up-*"), key=lambda f: f.stat().st_mtime_ns)
-        if not up:
-            return "does not answer yet"
-        return "draining" if (tmp_path / up[-1].name.replace("up", "drains")).exists() else None
-
     async def probe(_: int) -> str | None:
-        return look()
+        pid = _pid(supervisor)
+        if (tmp_path / f"drains-{pid}").exists():
+            return "draining"
+        return None if (tmp_path / f"up-{pid}").exists() else "does not answer yet"
 
     command = Command((sys.executable, "-c", code))
     return Unit("edge", 0, "role", None, lambda _: command, probe, listener=listener, grace_seconds=60)
@@ -158,7 +155,7 @@ async def test_a_role_on_a_socket_of_ours_has_its_successor_while_it_drains(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
     with bind_listener("127.0.0.1", 0) as listener:
-        supervisor.start([_draining_unit(tmp_path, listener)])
+        supervisor.start([_draining_unit(supervisor, tmp_path, listener)])
         await asyncio.wait_for(supervisor.wait_ready(), 10)
         first = psutil.Process(_pid(supervisor))
         await _until(lambda: (tmp_path / f"up-{first.pid}").exists())
@@ -175,7 +172,7 @@ async def test_a_role_on_a_socket_of_ours_has_its_successor_while_it_drains(
 async def test_any_other_role_is_started_again_when_it_has_drained(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
-    supervisor.start([_draining_unit(tmp_path, None)])
+    supervisor.start([_draining_unit(supervisor, tmp_path, None)])
     await asyncio.wait_for(supervisor.wait_ready(), 10)
     first = psutil.Process(_pid(supervisor))
     await _until(lambda: (tmp_path / f"up-{first.pid}").exists())
